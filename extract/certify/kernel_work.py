@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from tapestry_egg.machine.costs import (
 )
 from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.kernel_rates import kernel_rate
-from tapestry_egg.machine.split_k import split_scratch
+from tapestry_egg.machine.split_k import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import Tiles, stored_bytes
@@ -192,11 +193,17 @@ def _split(
     gemm = gemm_of(signature, extents[found[0]])
     if gemm is None or not is_product(signature):
         return 0.0
-    batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
     whole = gemm_of(signature, signature.extents)
     if whole is not None and 1.0 in (whole.m, whole.n):
-        every = batch * m * n * k * itemsize(gemm.out)
+        every = gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
         return float(every) if sums_columns(signature) else 0.0
+    return _split_product(gemm, costs)
+
+
+@lru_cache(maxsize=1 << 12)
+def _split_product(gemm: Gemm[float], costs: SplitK) -> float:
+    """The parts of one product of matrices; the plans of a front have many alike."""
+    batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
     return float(split_scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
 
 

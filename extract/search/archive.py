@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tapestry_egg.extract.problem.problem import Floats, Ints
-from tapestry_egg.extract.search.messages.dual import Cut, Prices
+from tapestry_egg.extract.search.messages.dual import Cut, Prices, bounds_at
 
 # A plan is left out for another that is at most this much worse in anything and better on the whole
 # (by the product of all ratios): a front shows its corners, not every step between them. The best
@@ -45,6 +45,10 @@ class Archive:
     unsettled: tuple[float, ...] = ()
     places: list[tuple[Cut, Prices]] = field(default_factory=list)
     spent: float = 0.0
+    # [cuts, 5], the numbers of as many as there were when a bound was asked for
+    _every: Floats = field(
+        default_factory=lambda: np.zeros((0, 5)), init=False, repr=False, compare=False
+    )
 
     def add(self, new: Candidate) -> bool:
         """Keep a candidate unless another is as good in everything; drop what it dominates."""
@@ -70,7 +74,13 @@ class Archive:
 
     def bound(self, peak: float, joules: float) -> float:
         """The best proved bound on seconds of any plan within these limits."""
-        return max((c.at(peak, joules) for c in self.cuts), default=0.0)
+        if not self.cuts:
+            return 0.0
+        every = self._every
+        if len(every) != len(self.cuts):  # they are added at the end
+            new = [c.numbers for c in self.cuts[len(every) :]]
+            every = self._every = np.concatenate([every, np.array(new)])
+        return float(bounds_at(every, peak, joules).max())
 
     def least_peak(self) -> float:
         """The most bytes that the peak of every plan is proved to have; 0 where nothing is."""

@@ -178,19 +178,18 @@ class _Within:
             if left <= 0.1:
                 return None
             rows, most = self._limits(np.arange(model.columns))
-            for presolve in (True, False):  # see `_solved`
-                found = linprog(
-                    model.cost * model.unit,
-                    A_ub=None if rows is None else csr_matrix(rows),
-                    b_ub=most,
-                    A_eq=model.equal,
-                    b_eq=model.right,
-                    bounds=np.column_stack((np.zeros(model.columns), model.possible)),
-                    method="highs",
-                    options={"time_limit": left, "presolve": presolve},
-                )
-                if found.status != _NONE:
-                    break
+            # The solver's presolve takes longer than all that is left to do without it, and says
+            # that there is nothing of some programs that have solutions (`_solved`).
+            found = linprog(
+                model.cost * model.unit,
+                A_ub=None if rows is None else csr_matrix(rows),
+                b_ub=most,
+                A_eq=model.equal,
+                b_eq=model.right,
+                bounds=np.column_stack((np.zeros(model.columns), model.possible)),
+                method="highs",
+                options={"time_limit": left, "presolve": False},
+            )
             self.work.add_units(_RELAXED * units(model.problem))
             if found.status == _NONE:
                 return np.inf, np.zeros(model.columns)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import astuple
 
 import numpy as np
 
@@ -124,10 +123,10 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
     return {
         "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
         "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
-        "cuts": np.array([astuple(c) for c in archive.cuts], dtype=float).reshape(-1, 5),
+        "cuts": np.array([c.numbers for c in archive.cuts], dtype=float).reshape(-1, 5),
         "by_clock": np.array(archive.by_clock),
         "unsettled": np.array(archive.unsettled, dtype=float),
-        "place_cuts": np.array([astuple(c) for c, _ in archive.places], dtype=float).reshape(-1, 5),
+        "place_cuts": np.array([c.numbers for c, _ in archive.places], dtype=float).reshape(-1, 5),
         "place_rates": np.array([(p.joule, p.second) for p in prices], dtype=float).reshape(-1, 2),
         "place_bytes": np.array([p.bytes for p in prices], dtype=float),
         "place_events": np.array(events, dtype=float),

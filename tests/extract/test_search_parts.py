@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Problem, Variable
 from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.extract.search.worker import search_all
@@ -79,3 +80,20 @@ def test_a_large_problem_alone_is_searched_in_parts() -> None:
         seconds, joules, profile = problem.evaluate(c.rows)
         assert c.costs == pytest.approx((seconds, float(profile.max()), joules))
         assert archive.bound(c.peak, c.joules) <= c.seconds * (1 + 1e-6) + 1e-9
+
+
+def test_a_bound_is_the_best_of_what_every_cut_says() -> None:
+    """Also of those that came after it was asked for the first time."""
+    rng, archive = np.random.default_rng(0), Archive()
+    some = [0.0, 0.0, 1.0, 3.0, np.inf]
+    assert archive.bound(1.0, np.inf) == 0.0
+    for n in range(60):
+        value = np.inf if n % 7 == 6 else float(rng.normal())
+        prices = [float(x) for x in rng.choice(some[:4], 2) * rng.random(2)]
+        archive.cuts.append(Cut(value, *prices, *(float(x) for x in rng.choice(some[2:], 2))))
+        for limits in product((0.5, 2.0, 5.0, np.inf), repeat=2):
+            assert archive.bound(*limits) == max(cut.at(*limits) for cut in archive.cuts)
+    joined = Archive([], [Cut(1.0, 0.0, 0.0)])
+    assert joined.bound(0.5, 0.5) == joined.cuts[0].at(0.5, 0.5)
+    joined.join(archive)
+    assert joined.bound(0.5, 0.5) == archive.bound(0.5, 0.5) == np.inf

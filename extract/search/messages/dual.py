@@ -63,6 +63,11 @@ class Cut:
     peak: float = float("inf")
     joules: float = float("inf")
 
+    @property
+    def numbers(self) -> tuple[float, float, float, float, float]:
+        """What it is made of, in the order above."""
+        return self.value, self.bytes_price, self.joule_price, self.peak, self.joules
+
     def at(self, peak: float, joules: float) -> float:
         """The bound on seconds of any plan within these limits."""
         if peak > self.peak or joules > self.joules:
@@ -78,6 +83,18 @@ class Cut:
     def least_peak(self) -> float:
         """Bytes that every peak has at least, of an inequality in which seconds cost nothing."""
         return self.value * (1 - _ROUNDING) / self.bytes_price
+
+
+def bounds_at(cuts: Floats, peak: float, joules: float) -> Floats:
+    """`Cut.at` of many, by their numbers: [cuts, 5] to [cuts]."""
+    value, byte, joule, most_bytes, most_joules = cuts.T
+    taken = np.multiply(byte, peak, out=np.zeros(len(cuts)), where=byte != 0.0)
+    taken += np.multiply(joule, joules, out=np.zeros(len(cuts)), where=joule != 0.0)
+    with np.errstate(invalid="ignore"):  # infinite values
+        found = value - taken - _ROUNDING * (np.abs(value) + taken)
+    found[value == np.inf] = np.inf
+    found[(peak > most_bytes) | (joules > most_joules)] = 0.0
+    return found
 
 
 def _sides(pair: Pair) -> tuple[Side, Side]:
