@@ -10,9 +10,10 @@ Where collectives run beside kernels, seconds are not additive but a longest pat
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,6 +26,10 @@ from .timeline import Timeline
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 K = TypeVar("K", bound=Hashable)
+
+# So many labellings are evaluated one by one before all tables are put end to end: each takes 2 ms
+# of the step of Llama-8B, and that 4 to 50 (0.1 each afterwards).
+_FEW = 6
 
 
 @dataclass(frozen=True)
@@ -85,50 +90,99 @@ class Problem:
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
-        f = self._flat
-        pair = f.label_a.take(f.a_start + rows[f.pair_a]) * f.width
-        pair += f.label_b.take(f.b_start + rows[f.pair_b])
-        seconds = f.seconds.take(f.row_start + rows).sum()
-        seconds += f.pair_seconds.take(f.pair_start + pair).sum()
+        found, (begin, stop) = self._entries(rows), self._moments
+        seconds = found.seconds.sum()
+        seconds += found.pair_seconds.sum()
         if self.timeline is not None and np.isfinite(seconds):
-            seconds = self.timeline.seconds(f.lengths(rows, pair, len(self.timeline)))
-        joules = f.joules.take(f.joule_start + rows).sum()
-        joules += f.pair_joules.take(f.pair_joule_start + pair).sum()
-        own = f.use_amount.take(f.use_start + rows[f.use_of])
-        shared = f.pair_use_amount.take(f.pair_use_start + pair[f.pair_use_of])
-        steps = np.bincount(f.begin, np.concatenate((own, shared)), self.times + 1)
-        steps -= np.bincount(f.stop, np.concatenate((own, shared)), self.times + 1)
+            seconds = self.timeline.seconds(self._lengths(found))
+        joules = found.joules.sum()
+        joules += found.pair_joules.sum()
+        steps = np.bincount(begin, found.bytes, self.times + 1)
+        steps -= np.bincount(stop, found.bytes, self.times + 1)
         profile = np.cumsum(steps, dtype=np.float64)[: self.times]
         return float(seconds), float(joules), profile
 
     def lengths(self, rows: Ints) -> Floats:
         """Seconds of every event of the timeline, for one row per variable."""
-        f = self._flat
-        assert self.timeline is not None
-        pair = f.label_a.take(f.a_start + rows[f.pair_a]) * f.width
-        pair += f.label_b.take(f.b_start + rows[f.pair_b])
-        return f.lengths(rows, pair, len(self.timeline))
+        return self._lengths(self._entries(rows))
 
     def serial(self, rows: Ints) -> float:
         """The sum of all seconds of one row per variable, as if nothing ran beside anything."""
-        f = self._flat
-        pair = f.label_a.take(f.a_start + rows[f.pair_a]) * f.width
-        pair += f.label_b.take(f.b_start + rows[f.pair_b])
-        seconds = f.seconds.take(f.row_start + rows).sum()
-        return float(seconds + f.pair_seconds.take(f.pair_start + pair).sum())
+        found = self._entries(rows)
+        return float(found.seconds.sum() + found.pair_seconds.sum())
 
     @cached_property
     def evaluation(self) -> tuple[int, int]:
         """Calls and entries that an evaluation reads."""
-        f = self._flat
-        entries = 8 * len(f.begin) + 6 * len(self.pairs) + 4 * self.times
+        entries = 8 * len(self._moments[0]) + 6 * len(self.pairs) + 4 * self.times
         if self.timeline is None:
             return 40, entries
-        return 60 + len(self.timeline), entries + 8 * len(f.event)
+        return 60 + len(self.timeline), entries + 8 * len(self._events)
+
+    @cached_property
+    def _moments(self) -> tuple[Ints, Ints]:
+        """Where the uses begin and end, of all variables and then of all pairs."""
+        every = [(u.start, u.end) for x in self._parts for u in x.uses]
+        begin, stop = np.array(every, dtype=np.int64).reshape(-1, 2).T.copy()
+        return begin, stop
+
+    @cached_property
+    def _events(self) -> Ints:
+        """Of which events the spans are, in the same order."""
+        return np.array([x.event for part in self._parts for x in part.spans], dtype=np.int64)
+
+    @property
+    def _parts(self) -> list[Variable | Pair]:
+        return [*self.variables, *self.pairs]
+
+    def _lengths(self, found: _Entries) -> Floats:
+        assert self.timeline is not None
+        return np.bincount(self._events, found.spans, len(self.timeline)).astype(float)
+
+    def _entries(self, rows: Ints) -> _Entries:
+        """What one row per variable has of all tables. To put these end to end takes as long as
+        many labellings take without it."""
+        if "_flat" in self.__dict__ or next(self._asked) >= _FEW:
+            return self._flat.entries(rows)
+        taken = rows.tolist()
+        own: list[tuple[Variable | Pair, Any]] = [*zip(self.variables, taken, strict=True)]
+        pairs: list[tuple[Variable | Pair, Any]] = [
+            (p, (p.label_a[taken[p.a]], p.label_b[taken[p.b]])) for p in self.pairs
+        ]
+        every = [*own, *pairs]
+        return _Entries(
+            seconds=_numbers(x.seconds[at] for x, at in own),
+            joules=_numbers(x.joules[at] for x, at in own),
+            pair_seconds=_numbers(x.seconds[at] for x, at in pairs),
+            pair_joules=_numbers(x.joules[at] for x, at in pairs),
+            bytes=_numbers(u.amount[at] for x, at in every for u in x.uses),
+            spans=_numbers(s.amount[at] for x, at in every for s in x.spans),
+        )
+
+    @cached_property
+    def _asked(self) -> Iterator[int]:
+        return count()
 
     @cached_property
     def _flat(self) -> _Flat:
         return _Flat(self)
+
+
+def _numbers(amounts: Iterable[Any]) -> Floats:
+    return np.fromiter(amounts, dtype=np.float64)
+
+
+@dataclass(frozen=True)
+class _Entries:
+    """What a labelling has of the tables of a problem: of every variable, of every pair, and of
+    their uses and spans, those of variables first."""
+
+    seconds: Floats
+    joules: Floats
+    pair_seconds: Floats
+    pair_joules: Floats
+    bytes: Floats
+    spans: Floats
 
 
 class _Flat:
@@ -151,23 +205,29 @@ class _Flat:
         self.use_amount, self.use_start = pooled([u.amount for _, u in own])
         self.pair_use_of = np.array([i for i, _ in shared], dtype=np.int64)
         self.pair_use_amount, self.pair_use_start = pooled([u.amount for _, u in shared])
-        both = [u for _, u in (*own, *shared)]
-        self.begin = np.array([u.start for u in both], dtype=np.int64)
-        self.stop = np.array([u.end for u in both], dtype=np.int64)
         spans = [(i, s) for i, v in enumerate(variables) for s in v.spans]
         pair_spans = [(i, s) for i, p in enumerate(pairs) for s in p.spans]
         self.span_of = np.array([i for i, _ in spans], dtype=np.int64)
         self.span_amount, self.span_start = pooled([s.amount for _, s in spans])
         self.pair_span_of = np.array([i for i, _ in pair_spans], dtype=np.int64)
         self.pair_span_amount, self.pair_span_start = pooled([s.amount for _, s in pair_spans])
-        self.event = np.array([s.event for _, s in (*spans, *pair_spans)], dtype=np.int64)
 
-    def lengths(self, rows: Ints, pair: Ints, events: int) -> Floats:
-        """Seconds of every event, for one row per variable and one entry per pair."""
-        own = self.span_amount[self.span_start + rows[self.span_of]]
-        shared = self.pair_span_amount[self.pair_span_start + pair[self.pair_span_of]]
-        found: Floats = np.bincount(self.event, np.concatenate((own, shared)), events).astype(float)
-        return found
+    def entries(self, rows: Ints) -> _Entries:
+        """What one row per variable has of all tables."""
+        pair = self.label_a.take(self.a_start + rows[self.pair_a]) * self.width
+        pair += self.label_b.take(self.b_start + rows[self.pair_b])
+        own = self.use_amount.take(self.use_start + rows[self.use_of])
+        shared = self.pair_use_amount.take(self.pair_use_start + pair[self.pair_use_of])
+        spans = self.span_amount.take(self.span_start + rows[self.span_of])
+        pair_spans = self.pair_span_amount.take(self.pair_span_start + pair[self.pair_span_of])
+        return _Entries(
+            seconds=self.seconds.take(self.row_start + rows),
+            joules=self.joules.take(self.joule_start + rows),
+            pair_seconds=self.pair_seconds.take(self.pair_start + pair),
+            pair_joules=self.pair_joules.take(self.pair_joule_start + pair),
+            bytes=np.concatenate((own, shared)),
+            spans=np.concatenate((spans, pair_spans)),
+        )
 
 
 def pooled(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
