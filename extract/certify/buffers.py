@@ -20,6 +20,7 @@ from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lying import cut_inside, renewed, turned_in_loops
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
+from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .results import Leaving, leaving
 from .verdict import Buffer, Copied
@@ -466,7 +467,7 @@ class Lives:
             if (x := self._root(unit)).port == "state":
                 new = x.inputs[0]
                 made = self.schedule.units[self.maker[new]]
-                if self._root(made).signature.kernel == "sharding_constraint":
+                if self._root(made).signature.kernel == CONSTRAINT:
                     if len(made.members) == 1:  # it only asks how another value lies
                         new = self._root(made).inputs[0]
                 found.setdefault(new, []).append(x.outputs[0])
