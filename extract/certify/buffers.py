@@ -174,7 +174,8 @@ class Lives:
 
     @cached_property
     def _unread(self) -> set[int]:
-        """The units of carries whose old value nothing reads, but such that it is given to."""
+        """The units of carries whose old value nothing in a round reads, but such that it is given
+        to; what the condition of a loop reads, it reads before."""
         found: set[int] = set()
         while True:
             more = {
@@ -182,8 +183,7 @@ class Lives:
                 for u in self._given
                 if all(
                     self._given.get(r) == u and r in found
-                    for w in self._root(self.schedule.units[u]).outputs[:-1]
-                    for r in self.users.get(w, [])
+                    for r in self.users.get(self._root(self.schedule.units[u]).outputs[-2], [])
                 )
             }
             if more <= found:

@@ -187,8 +187,9 @@ class _Lives:
         return found
 
     def _is_vacant(self, u: int, below: frozenset[int] = frozenset()) -> bool:
-        """Whether nothing reads a carry's old value, or only such a carry to which it is handed."""
-        read = {r for v in self.schedule.units[u].outputs[:-1] for r in self.schedule.readers[v]}
+        """Whether nothing reads a carry's old value, or only such a carry to which it is handed; a
+        loop's condition, which reads a value of its own, has by then."""
+        read = set(self.schedule.readers[self.schedule.units[u].outputs[-2]])
         on = {r for r, source in self.handed.items() if source == u}
         return u not in below and read <= on and all(self._is_vacant(r, below | {u}) for r in on)
 

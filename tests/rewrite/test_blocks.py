@@ -223,6 +223,18 @@ def test_effects_keep_their_order() -> None:
     assert effects(made) == effects(graph)
 
 
+def test_a_loop_stands_where_what_it_computes_stood() -> None:
+    """What needs nothing of it is not made, and held, before it for that."""
+
+    def both(x: Array, w: Array, labels: Array, y: Array) -> Any:
+        sooner = jnp.cos(y)
+        return sooner, integers(x @ w, labels).mean(), jnp.sin(y)
+
+    made = blocks.with_blocks(trace(both, *arguments(jnp.float32), S((8,), jnp.float32)).graph)
+    names = [op.kernel for op in made.operations]
+    assert names.index("cos") < names.index("scan") < names.index("sin")
+
+
 def test_what_needs_all_rows_at_once_stays() -> None:
     """Logits that leave the program, and rows that are normalised by each other."""
 

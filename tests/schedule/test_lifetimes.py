@@ -273,6 +273,18 @@ def test_what_one_carry_hands_to_another_is_copied(name: str, donated: bool) -> 
     assert counted + more * BYTES == pytest.approx(assigned, rel=0.01)
 
 
+def settled(a: jax.Array, b: jax.Array) -> Pair:
+    """The last two of a series, when they are alike."""
+    far = lambda c: jnp.sum(jnp.square(c[1] - c[0])) > 1.0  # noqa: E731 - a condition in one line
+    return jax.lax.while_loop(far, lambda c: (c[1], c[1] @ c[1]), (a, b))
+
+
+@pytest.mark.parametrize("donated", [False, True])
+def test_what_a_condition_has_read_makes_room_for_what_is_handed_on(donated: bool) -> None:
+    counted, assigned = counted_and_assigned(settled, (X, X), donated)
+    assert counted == pytest.approx(assigned, rel=0.01)
+
+
 def test_three_carries_change_places_through_one_array() -> None:
     for donated, arrays in (False, 7), (True, 4):
         counted, _ = counted_and_assigned(rounds(lambda a, b, c: (b, c, a)), (X, X, X), donated)
@@ -411,12 +423,15 @@ def h100s() -> Any:
 
 
 @pytest.mark.parametrize("donated", [False, True])
-@pytest.mark.parametrize("name", ["change places", "one kept and read", "each of the other"])
+@pytest.mark.parametrize(
+    "name", ["change places", "one kept and read", "each of the other", "until they are alike"]
+)
 def test_xla_for_h100_holds_what_a_plan_of_two_carries_promises(name: str, donated: bool) -> None:
     from tapestry_egg.runtime.measure.hlo import hlo_stats
 
-    devices, body = h100s()[:1], PAIRS[name][0]
-    program = te.trace(rounds(body), X, X, donate_argnums=(0, 1) if donated else ())
+    devices = h100s()[:1]
+    fn = settled if name == "until they are alike" else rounds(PAIRS[name][0])
+    program = te.trace(fn, X, X, donate_argnums=(0, 1) if donated else ())
     front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
     compiled = hlo_stats(te.compile(front[0], devices).compile())
     assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)

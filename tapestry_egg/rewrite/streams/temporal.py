@@ -185,10 +185,14 @@ class _Loop:
         for v, made in zip(split.stacked, outputs[len(carries) :], strict=True):
             replaced[v] = self._joined(v, made)
         gone = split.how.keys() - split.outside
-        kept = [op for k, op in enumerate(given.operations) if k not in gone]
+        kept = [(k, op) for k, op in enumerate(given.operations) if k not in gone]
+        # The loop stands where the last of what runs in it stood: what comes later needs not be
+        # there before it, as zeros into which rows are scattered.
+        at = max(gone)
+        sooner, later = ([op for k, op in kept if (k > at) == after] for after in (False, True))
         operations = [
             replace(op, inputs=tuple(replaced.get(v, v) for v in op.inputs))
-            for op in (*kept, *self.around)
+            for op in (*sooner, *self.around, *later)
         ]
         made_graph = replace(
             given,
