@@ -69,6 +69,16 @@ def test_what_writes_rows_says_so_by_what_it_wants_straight() -> None:
     assert not signature("tanh", {"accuracy": None}, X).into_rows
 
 
+def test_a_pad_dilates_where_it_puts_something_between_elements() -> None:
+    number = TensorType((), "float32")
+    for edges, dilates in (([2, 1, 0], False), ([0, 0, 1], True), ([-1, 0, 2], True)):
+        config = {"padding_config": [edges, [0, 0, 0]]}
+        assert signature("pad", config, X, number).dilates is dilates
+    # Compilers make a fill of a pad of nothing.
+    nothing = TensorType((0, 6), "float32")
+    assert not signature("pad", {"padding_config": [[0, 1, 0], [0, 0, 0]]}, nothing, number).dilates
+
+
 @pytest.mark.parametrize(
     ("said", "fault"),
     [
