@@ -231,7 +231,7 @@ def test_front_of_a_one_block_gpt_is_exact_within_its_gaps() -> None:
 @pytest.fixture(scope="module")
 def certified() -> tuple[Front, Schedule]:
     program = block_program()
-    return front_of(program, "h100:4", (2, 2), work=3.0), scheduled(program)
+    return front_of(program, "h100:4", (2, 2), work=1.0), scheduled(program)
 
 
 def refused(plan: Plan, plan_schedule: Schedule, **limits: float) -> str:

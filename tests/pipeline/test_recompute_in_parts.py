@@ -85,6 +85,7 @@ def test_saved_ones_follow_from_their_program(front: te.Front, tmp_path: Path) -
     assert [p.rules for p in te.load(path).plans] == [p.rules for p in front.plans]
 
 
+@pytest.mark.slow
 def test_saved_ones_load_on_machines_that_round_their_constants_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -49,7 +49,7 @@ class Wrong:
         return [first * 1.02, *rest]
 
 
-@pytest.mark.parametrize("dtype", ["", ", jnp.float32"])
+@pytest.mark.parametrize("dtype", ["", pytest.param(", jnp.float32", marks=pytest.mark.slow)])
 def test_a_wrong_plan_of_a_program_that_draws_is_told(
     dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -109,15 +109,15 @@ def test_the_table_tells_both_and_when_the_front_is_slower(found: Recipes) -> No
     assert [row["front"] for row in alone.data()] == [None, None]
 
 
-def test_what_does_not_fit_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    front = planned()
+def test_what_does_not_fit_is_told_all_the_same(found: Recipes) -> None:
+    front = found.front
     machine = front.plans[0].origin and front.plans[0].origin.machine
     assert machine is not None
     small = replace(machine, hbm_bytes=100_000)
     origins = tuple(replace(p, origin=replace(p.origin, machine=small)) for p in front.plans)
     cramped = replace(front, plans=origins, usable_bytes=small.usable_bytes)
     assert small.usable_bytes is not None
-    for recipe in cramped.recipes(settings=FASTEST).recipes:
+    for recipe in cramped.recipes(settings=replace(FASTEST, micro_batches=(), recompute=0)).recipes:
         assert recipe.plan is not None and recipe.plan.costs.peak_bytes > small.usable_bytes
 
 
@@ -150,9 +150,9 @@ def test_plans_that_know_no_program_are_refused(found: Recipes) -> None:
 def test_the_command_prints_the_table_or_json(found: Recipes, tmp_path: Path) -> None:
     file = tmp_path / "step.front.json"
     found.front.save(file)
-    run = CliRunner().invoke(app, ["recipes", str(file), "--work", "0.3"])
+    run = CliRunner().invoke(app, ["recipes", str(file), "--work", "0.1"])
     assert run.exit_code == 0 and run.output.startswith("recipes of step on h100:8")
-    run = CliRunner().invoke(app, ["recipes", str(file), "--work", "0.3", "--json"])
+    run = CliRunner().invoke(app, ["recipes", str(file), "--work", "0.1", "--json"])
     rows = json.loads(run.stdout)
     assert [row["recipe"] for row in rows] == [DATA_PARALLEL, FULLY_SHARDED]
     assert all(row["plan"]["seconds"] >= row["front"]["seconds"] / 1.01 for row in rows)
