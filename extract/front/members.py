@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -74,7 +74,7 @@ class Candidates:
         made: list[Merged] = []
         saved = 0.0
         for kind, run in self._runs(which, gathers):
-            less = sum(m.seconds for m in run) - self._seconds(kind, [m.move for m in run])
+            less = self.saved(kind, run)
             if less > 0.0:
                 made.append(tuple(m.key for m in run))
                 saved += less
@@ -105,11 +105,54 @@ class Candidates:
             if len(run) > 1:
                 yield kind, run
 
+    def saved(self, kind: Kind, members: Sequence[Member]) -> float:
+        """Seconds that some copies of a kind take less as one collective."""
+        return sum(m.seconds for m in members) - self._seconds(kind, [m.move for m in members])
+
     def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
         walk = self.walk
         amount = entering(walk, moves)
         sent = float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
         return sent + copying(walk, moves)
+
+
+def untangled(
+    groups: Iterable[list[Member]], saved: Callable[[Sequence[Member]], float]
+) -> list[list[Member]]:
+    """Groups of copies, the members of none waiting for each other, that do not wait for each other
+    in a circle either. One that would close a circle with those that are `saved` more by is cut in
+    two: what is made of what others of it lead to, and the rest."""
+    kept: list[_Tied] = []
+    left = sorted(groups, key=saved, reverse=True)
+    while left:
+        group = left.pop(0)
+        readers = before = 0
+        for m in group:
+            readers, before = readers | m.readers, before | m.before
+        behind = _behind(readers, kept)
+        if behind & before:
+            parts = [
+                [m for m in group if bool(m.before & behind) == later] for later in (False, True)
+            ]
+            left[:0] = [part for part in parts if len(part) > 1]
+        else:
+            kept.append((group, readers, before))
+    return [group for group, _, _ in kept]
+
+
+#: Members of one collective, all that read one of them, and all that come before one.
+_Tied = tuple[list[Member], int, int]
+
+
+def _behind(readers: int, groups: Iterable[_Tied]) -> int:
+    """Some readers, and those of all groups with a member that is made after one of these: a bit
+    for each."""
+    rest = list(groups)
+    while more := [x for x in rest if x[2] & readers]:
+        rest = [x for x in rest if not x[2] & readers]
+        for _, own, _ in more:
+            readers |= own
+    return readers
 
 
 def levels(walk: Walk, members: Iterable[Member], before: bool) -> dict[Key, int]:

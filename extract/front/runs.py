@@ -26,7 +26,7 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.plans.plan import Merged
 
-from .members import Candidates, Member
+from .members import Candidates, Member, untangled
 
 _Size = Callable[[Layout], float]
 
@@ -75,7 +75,7 @@ class Runs:
         they hold more than the plan. Unless some `waits`, none for which a kernel that reads a
         gathered copy comes later: what else is alive then, too, is not known here.
         """
-        held, groups, saved, later = self.profile.copy(), list[Merged](), 0.0, False
+        held, groups, saved, later = self.profile.copy(), list[list[Member]](), 0.0, False
         for kind, members in sorted(self.members.items(), key=lambda x: -len(x[1])):
             runs = self._runs_of(kind)
             least, last = [0.0], list[_Run | None]([None])
@@ -97,32 +97,52 @@ class Runs:
                     k -= 1
                 else:
                     k = by.first
-                    groups.append(tuple(m.key for m in members[k : by.stop]))
+                    groups.append(members[k : by.stop])
                     held[by.begin : by.begin + len(by.bytes)] += by.bytes
                     later |= by.waits
-        return Cut(tuple(groups), saved, float(held.max(initial=0.0)), later)
+        free = untangled(groups, self._saved)
+        if len(free) == len(groups) and all(own in groups for own in free):
+            return _cut(groups, saved, held, later)
+        # Kinds know nothing of each other: of a circle something is cut off.
+        free = [own for own in free if self._saved(own) > 0.0]
+        held = sum((self._of(own) for own in free), self.profile)
+        return _cut(free, sum(map(self._saved, free)), held, any(map(self._waits, free)))
 
     def by_levels(self) -> Iterator[Cut]:
         """What is put together by how many others precede copies, or follow them."""
         for which in ("before", "after"):
             for gathers in (True, False):
-                groups, saved = self._candidates.groups(which, gathers)
-                held = self.profile.copy()
-                for group in groups:
-                    held += self._of([self._members[key] for key in group])
-                yield Cut(groups, saved, float(held.max(initial=0.0)), True)
+                keys, saved = self._candidates.groups(which, gathers)
+                groups = [[self._by_key[key] for key in group] for group in keys]
+                held = sum((self._of(own) for own in groups), self.profile)
+                yield _cut(groups, saved, held, True)
 
     @cached_property
-    def _members(self) -> dict[Key, tuple[Kind, Member]]:
-        return {m.key: (kind, m) for kind, own in self.members.items() for m in own}
+    def _by_key(self) -> dict[Key, Member]:
+        return {m.key: m for own in self.members.values() for m in own}
 
-    def _of(self, members: Sequence[tuple[Kind, Member]]) -> Floats:
+    @cached_property
+    def _kinds(self) -> dict[Key, Kind]:
+        return {m.key: kind for kind, own in self.members.items() for m in own}
+
+    def _saved(self, members: Sequence[Member]) -> float:
+        """Seconds that copies of one kind take less if they are one."""
+        return self._candidates.saved(self._kinds[members[0].key], members)
+
+    def _waits(self, members: Sequence[Member]) -> bool:
+        """Whether a kernel that reads one of some gathered copies waits until all are made."""
+        walk = self.walk
+        made = max(walk.ground.lives.made(m.move.value) + 1 for m in members)
+        late = self._kinds[members[0].key][0] == "all_gather"
+        return late and any(made > walk.read_at(m.move) for m in members if m.readers)
+
+    def _of(self, members: Sequence[Member]) -> Floats:
         """[ticks]: bytes that copies of one kind have more if they are one."""
-        walk, kind = self.walk, members[0][0]
-        made = max(walk.ground.lives.made(m.move.value) + 1 for _, m in members)
-        at = max(made, min(walk.read_at(m.move) for _, m in members))
+        walk, kind = self.walk, self._kinds[members[0].key]
+        made = max(walk.ground.lives.made(m.move.value) + 1 for m in members)
+        at = max(made, min(walk.read_at(m.move) for m in members))
         apart = copied_apart(kind, 1.0, walk.target) > 0.0
-        return sum((self._more(m, at, apart) for _, m in members), np.zeros(len(self.profile)))
+        return sum((self._more(m, at, apart) for m in members), np.zeros(len(self.profile)))
 
     def _runs_of(self, kind: Kind) -> dict[int, list[_Run]]:
         """By where they end, all runs of two members or more that take less than these do apart."""
@@ -222,6 +242,11 @@ class Runs:
             size = partial(inside, windows=windows)
             found[v] = (*walk.readers(walk.ground.lives.maker[v], v), size, inside)
         return found
+
+
+def _cut(groups: Sequence[Sequence[Member]], saved: float, held: Floats, waits: bool) -> Cut:
+    keys = tuple(tuple(m.key for m in own) for own in groups)
+    return Cut(keys, saved, float(held.max(initial=0.0)), waits)
 
 
 def _fits(held: Floats, run: _Run, limit: float) -> bool:

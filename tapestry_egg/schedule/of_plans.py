@@ -21,7 +21,7 @@ def plan_schedule(body: BodyPlan, feedback: Mapping[int, int]) -> Schedule:
     Raises PlanError where copies that are made by one collective wait for each other, or are none.
     """
     program = flatten(body.graph, dict(feedback))
-    return schedule(program, _together(program, _takers(body, body.merged)))
+    return schedule(program, _together(program, _waiting(body, body.merged)))
 
 
 #: Copies that are sent at once: each value's number in the graph, and the operations that take it.
@@ -42,6 +42,24 @@ def _takers(body: BodyPlan, merged: Sequence[Merged]) -> _Takers:
     return [[(key[0], tuple(found[key])) for key in members] for members in merged]
 
 
+def _waiting(body: BodyPlan, merged: Sequence[Merged]) -> _Takers:
+    """Who comes after such copies: who takes them, and of values with a kept one all readers, as it
+    is there for each that might take it."""
+    reads = fetches(body) if merged else ()
+    kept = {f.key for own in reads for f in own if f.keep}
+    readers: dict[int, set[int]] = {}
+    for k, own in enumerate(reads):
+        for f in own:
+            readers.setdefault(f.value, set()).add(k)
+    return [
+        [
+            (v, tuple(sorted(readers[v])) if key in kept else taken)
+            for key, (v, taken) in zip(members, takers, strict=True)
+        ]
+        for members, takers in zip(merged, _takers(body, merged), strict=True)
+    ]
+
+
 def _together(program: FlatProgram, takers: _Takers) -> list[list[tuple[FlatId, tuple[int, ...]]]]:
     """The same, by the numbers of values in the flat program."""
     values = program.bodies[0].values
@@ -57,8 +75,7 @@ def with_merged(
     where some of these are made from what takes others, and where effects would change places.
     """
     program = flatten(body.graph, dict(feedback))
-    takers = _takers(body, merged)
-    order = order_of(program, _together(program, takers))
+    order = order_of(program, _together(program, _waiting(body, merged)))
     effects = [k for k in order if body.graph.operations[k].effectful]
     if effects != sorted(effects):
         raise PlanError("what has an effect would run in another order")
@@ -73,9 +90,12 @@ def with_merged(
         kept={v: _served(body, v, kept, place) for v, kept in body.kept.items()},
         merged=(),
     )
-    takers = [[(v, tuple(sorted(place[k] for k in ks))) for v, ks in own] for own in takers]
+    takers, waiting = (
+        [[(v, tuple(sorted(place[k] for k in ks))) for v, ks in own] for own in found]
+        for found in (_takers(body, merged), _waiting(body, merged))
+    )
     program = flatten(graph, dict(feedback))
-    found = schedule(program, _together(program, takers))
+    found = schedule(program, _together(program, waiting))
     moved = _numbered(moved, found)
     return replace(moved, merged=_renamed(moved, merged, takers)), found
 

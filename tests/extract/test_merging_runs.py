@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError
@@ -263,6 +264,30 @@ def test_of_all_cuts_of_one_kind_the_best_within_a_limit_is_found(plans: list[Pl
             cost = counted(plan, runs.within(limit * (1 + 1e-9)).groups)[1]
             assert cost.seconds == pytest.approx(least, rel=1e-9)
     assert tried > 2
+
+
+def passing_by(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """Sums along rows, and both ways along columns: these go through a copy that is kept."""
+    v = jnp.cumsum(x, 1)
+    early = jnp.cumsum(v, 1)
+    w = jnp.cumsum(jnp.cumsum(y, 1), 1)
+    return early, lax.cumsum(v, 0), lax.cumsum(v, 0, reverse=True), lax.cumsum(w, 0)
+
+
+def test_who_goes_past_a_kept_copy_waits_for_what_it_is_made_with() -> None:
+    """A kept copy is counted from the first reader of its value on, though it may take another."""
+    past = 0
+    for plan in front_over(passing_by, ("x", None), (2048, 15), (2048, 15)).plans:
+        operations, strategies = plan.graph.operations, plan.body.strategies
+        for a, b in (ab for own in runs_of(plan).members.values() for ab in permutations(own, 2)):
+            v, need, _ = a.key
+            if v not in plan.body.kept or plan.body.kept[v].layout != need or b.key[0] == v:
+                continue
+            first = next(k for k, op in enumerate(operations) if v in op.inputs)
+            made = next(k for k, op in enumerate(operations) if b.key[0] in op.outputs)
+            counted(plan, [(a.key, b.key)])  # which refuses what is read before it is made
+            past += strategies[first].needs != (need,) and first < made
+    assert past
 
 
 def test_what_is_gathered_again_stays_while_only_the_first_copy_is_merged(
