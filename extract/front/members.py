@@ -159,8 +159,12 @@ def levels(walk: Walk, members: Iterable[Member], before: bool) -> dict[Key, int
     """Of each copy how many others must be made one after the other `before` it, or else after it,
     at most."""
     lives, units = walk.ground.lives, walk.schedule.units
+    members = list(members)
     copied = {m.move.value for m in members}
     far = [0] * len(units)  # of each unit, to what it reads or from what it makes
+    for m in members if not before else ():
+        if not m.readers:  # but when the step is over
+            far[lives.maker[m.move.value]] = 1
     for u in range(len(units)) if before else reversed(range(len(units))):
         for _, _, v in units[u].reads:
             maker = lives.maker[v]

@@ -230,7 +230,7 @@ class _Merging:
                 if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
                     made.append(one)
                     known.append(_costs(one))
-                if one is None or one.costs.peak_bytes > cut.peak * (1.0 + _TRUE):
+                if one is not None and one.costs.peak_bytes > cut.peak * (1.0 + _TRUE):
                     # Nor is what is told of other cuts in which its kernels wait.
                     tried |= np.array([y is x and other.waits for y, other in ways])
         for k in np.argsort(told[:, 0], kind="stable").tolist():

@@ -40,7 +40,7 @@ def drawn(seed: int, patch: pytest.MonkeyPatch, most: int = 16) -> Candidates:
     before = members.ancestors(found.walk)
     found.members = {}
     for v in range(count):
-        if users[v] and rng.random() < 0.6:
+        if rng.random() < 0.6:  # what no unit reads leaves as a new state does
             readers = sum(1 << u for u in users[v])
             move = cast(Any, SimpleNamespace(value=v))
             one = Member((v, cast(Any, "whole"), 0), move, 1.0, 1.0, v, readers, before[v])
