@@ -89,10 +89,12 @@ def ladder(count: int, seed: int) -> dict[str, Any]:
 def test_what_a_cut_front_says_of_others_holds() -> None:
     document = ladder(7, 5)
     values = every(document)
-    for seconds in (0.0, 0.15, 0.4):
+    for seconds in (0.0, 0.15, 0.4, 20.0):
         front = memory_front(iopddl.read(document, ""), seconds, processes=1)
         points = [p.values for p in front]
-        assert points and set(points) <= set(values)  # type: ignore[arg-type]
+        # A machine that stands still meanwhile finds nothing in time, and says so.
+        assert set(points) <= set(values)  # type: ignore[arg-type]
+        assert points or (front.reason and seconds < 1.0)
         for p in front:
             assert p.bound <= min(c for c, m in values if m <= p.values[1])
         if front.epsilon < float("inf"):
