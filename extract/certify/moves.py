@@ -14,8 +14,7 @@ from tapestry_egg.machine.energy import turning_joules
 from tapestry_egg.plans.collectives import turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.schedule.inlining import read_in_place
-from tapestry_egg.schedule.parts import two_kernels
-from tapestry_egg.schedule.units import Unit
+from tapestry_egg.schedule.units import Unit, two_kernels
 
 from .ground import Ground
 from .kernel_work import block_bytes, held_bytes

@@ -18,9 +18,8 @@ from tapestry_egg.graph.ids import FlatId, InstanceId, LayoutId
 from tapestry_egg.machine.costs import LOCAL, carried_as
 from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
-from tapestry_egg.schedule.parts import two_kernels
 from tapestry_egg.schedule.schedules import Schedule
-from tapestry_egg.schedule.units import Unit
+from tapestry_egg.schedule.units import Unit, two_kernels
 from tapestry_egg.shard.strategies import Saturated
 
 from .copies import CopyTable

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 from tapestry_egg.graph.ids import FlatId
@@ -10,6 +12,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
 from .flatten import FlatProgram, Instance
+from .kernel_estimates import LAUNCH, KernelEstimate, estimate
 from .schedules import Schedule
 from .self_compared import stored_once
 from .units import Unit, is_view
@@ -38,9 +41,12 @@ def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
     boundary), and must not cost more memory traffic: apart, the producer's operands are read, its
     result is written and read by every reader; within, every reader reads the operands instead,
     where it does not read them already. So GELU's steps are recomputed in the backward pass from
-    one product, while a sum of two stored values with four readers is stored too. Products of
-    matrices take in what they can (`read_by_products`), whatever that costs. What is compared with
-    the greatest of itself is stored for both, which lowering sees to.
+    one product, while a sum of two stored values with four readers is stored too. Nor must it cost
+    time by XLA's estimate of what is computed (`kernel_estimates`), of readers between the same two
+    kernels: behind each lowering has what is not stored computed anew. So steps of a scan are
+    stored that many of its later steps would each compute again. Products of matrices take in what
+    they can (`read_by_products`), whatever that costs. What is compared with the greatest of itself
+    is stored for both, which lowering sees to.
 
     With `epilogues` as XLA for TPUs has it, read off the modules that it compiled. Products and
     convolutions take in all that is computed of their operands element by element, but what
@@ -78,6 +84,7 @@ class _Fusing:
         ]
         self.multiplying = frozenset(self.multiply)
         self.once = stored_once(self.program)
+        self.estimates: dict[int, KernelEstimate] = {}
 
     @property
     def fusion(self) -> Fusion:
@@ -110,7 +117,9 @@ class _Fusing:
                 continue
             apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
             again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
-            if again <= apart and not self._is_stored_for_products(u):
+            if again > apart or self._is_stored_for_products(u):
+                continue
+            if self.epilogues or self._is_cheap_again(u, others):
                 self._take_in(u, using)
 
     def products(self) -> None:
@@ -130,6 +139,52 @@ class _Fusing:
             ):
                 self._take_in(u, using)
 
+    def _is_cheap_again(self, u: int, using: set[int]) -> bool:
+        """Whether it takes no longer to compute a unit in each of some readers than to store it,
+        between any two kernels where several read it, or one at several places."""
+        (v,) = self.units[u].outputs
+        size = self.program.sizes
+        if not self.program.types[v].shape or self._kind(u) == "view":
+            return True
+        between: dict[int, list[int]] = {}
+        for r in using:
+            between.setdefault(self.kernels_before[r], []).append(r)
+        for readers in between.values():
+            own = self._estimate(u)
+            taken = [self._estimate(r) for r in readers]
+            if len(readers) == 1 and sum(taken[0].uses[v].values()) <= 1.0:
+                continue
+            apart, again = LAUNCH + own.bytes_taken(size, size[v]), 0.0
+            for r, reader in zip(readers, taken, strict=True):
+                written = sum(size[w] for w in self.units[r].outputs)
+                apart += reader.bytes_taken(size, written)
+                again += reader.with_inside(v, own).bytes_taken(size, written)
+            if again > apart:
+                return False
+        return True
+
+    @cached_property
+    def kernels_before(self) -> tuple[int, ...]:
+        """How many units up to each are kernels that nothing is taken into."""
+        roots = (self.program.instances[unit.root] for unit in self.units)
+        return tuple(accumulate(not x.port and x.signature.fusion == "kernel" for x in roots))
+
+    def _estimate(self, u: int) -> KernelEstimate:
+        """What a unit computes and reads, with all that was taken into it."""
+        waiting = [] if u in self.estimates else [u]
+        while waiting:
+            unit = self.units[waiting[-1]]
+            makers = {v: self.schedule.producer[v] for *_, v in unit.reads}
+            inside = {v: m for v, m in makers.items() if self.within[m]}
+            missing = [m for m in inside.values() if m not in self.estimates]
+            waiting += missing
+            if not missing:
+                found = estimate(self.program, unit)
+                for v, m in inside.items():
+                    found = found.with_inside(v, self.estimates[m])
+                self.estimates[waiting.pop()] = found
+        return self.estimates[u]
+
     def _cuts_out(self, u: int, v: FlatId) -> bool:
         """Whether a unit goes element by element over parts of value v, not over all of it."""
         types = self.program.types
@@ -140,6 +195,8 @@ class _Fusing:
         """A unit into all of its readers."""
         (v,) = self.units[u].outputs
         self.within[u] = True
+        for r in using:
+            self.estimates.pop(r, None)
         product = u in self.multiplying
         for r in using:
             self.turns[r] |= self.turns[u] and not product

@@ -1,0 +1,85 @@
+"""What takes longer to compute in each of its readers than to store is stored."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.kernel_estimates import KernelEstimate
+from tests.schedule.test_lifetimes import h100s, made_by, scheduled
+
+X = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)
+
+
+def curved(x: jax.Array, times: int) -> jax.Array:
+    """So many exponentials of an array, one after another."""
+    for _ in range(times):
+        x = jnp.exp(-x)
+    return x
+
+
+def three_sums(x: jax.Array, times: int) -> Any:
+    y = curved(x, times)
+    return y.sum(1), y.max(1), y.prod(1)
+
+
+@pytest.mark.parametrize(("times", "within"), [(1, True), (6, False)])
+def test_what_is_long_to_compute_is_stored_for_several_readers(times: int, within: bool) -> None:
+    """Stored, an array is read and written, then read thrice, 20 bytes of each element; computed
+    in each reader, thrice the time of 4 bytes, or of the exponentials, about 4 bytes each."""
+    plan = scheduled(lambda x: three_sums(x, times), X)
+    u, _ = made_by(plan, "exp")
+    assert fusion(plan).within[u] is within
+
+
+def test_what_is_small_is_computed_again_whatever_it_takes() -> None:
+    """A launch takes longer."""
+    plan = scheduled(lambda x: three_sums(x, 6), jax.ShapeDtypeStruct((64, 64), jnp.float32))
+    u, _ = made_by(plan, "exp")
+    assert fusion(plan).within[u]
+
+
+@pytest.mark.parametrize("between", [True, False])
+def test_behind_a_kernel_it_is_computed_anew_anyway(between: bool) -> None:
+    """Of two readers with a product between them each has a copy of its own."""
+
+    def f(x: jax.Array, w: jax.Array) -> Any:
+        y = curved(x, 6)
+        first = y.sum(0)
+        other = w * first
+        if between:
+            other = other @ w
+        return (y * other).max(0), first
+
+    plan = scheduled(f, X, X)
+    u, _ = made_by(plan, "exp")
+    assert fusion(plan).within[u] is between
+
+
+def test_places_that_are_the_same_are_read_once() -> None:
+    """A kernel that reads v and, at the same places, what is made of v; another one there, too."""
+    v, w = FlatId(0), FlatId(1)
+    reader = KernelEstimate(10.0, {v: {None: 1.0}, w: {None: 1.0}})
+    made = reader.with_inside(w, KernelEstimate(5.0, {v: {None: 1.0}}))
+    assert made == KernelEstimate(15.0, {v: {None: 1.0}})
+    parts = KernelEstimate(10.0, {v: {None: 1.0}, w: {w: 0.5}})
+    made = parts.with_inside(w, KernelEstimate(5.0, {v: {None: 1.0}}))
+    assert made == KernelEstimate(12.5, {v: {None: 1.0, w: 0.5}})
+    assert made.bytes_taken([4000, 4000], 96) == 4096
+
+
+@pytest.mark.parametrize("times", [1, 12])
+def test_xla_for_h100_stores_what_is_long_to_compute(times: int) -> None:
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    devices, wide = h100s()[:1], jax.ShapeDtypeStruct((65536, 256), jnp.float32)
+    program = te.trace(lambda x: three_sums(x, times), wide)
+    front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
+    compiled = hlo_stats(te.compile(front[0], devices).compile())
+    assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
