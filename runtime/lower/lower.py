@@ -467,7 +467,8 @@ class LocalBody:
     ) -> tuple[Arrays, Any]:
         """Its outputs, and whether a call has failed by now."""
         outputs: Arrays
-        where = place(self.body, k)
+        where, values = place(self.body, k), self.body.graph.values
+        read, made = (tuple(values[v] for v in vs) for vs in (op.inputs, op.outputs))
         if op.regions:
             if op.kernel not in REGIONS:
                 raise PlanError(f"region operation {op.kernel!r} is not known", where=where)
@@ -477,22 +478,12 @@ class LocalBody:
         elif op.kernel == "round_operand" and self.platform not in ROUNDING:
             outputs = operands
         elif registry.runs_once(op):
-            types = tuple(self.body.graph.values[v] for v in op.outputs)
-            outputs, failed = run_once(op, types, operands, self.mesh, self.caller, failed)
+            outputs, failed = run_once(op, made, operands, self.mesh, self.caller, failed)
         else:
-            values = self.body.graph.values
-            outputs = run_kernel(
-                op,
-                tuple(values[v] for v in op.inputs),
-                tuple(values[v] for v in op.outputs),
-                strategy,
-                operands,
-                self.mesh,
-                where,
-                self.platform,
-            )
-        for q, (v, layout, x) in enumerate(zip(op.outputs, strategy.gives, outputs, strict=True)):
-            wanted = layout.local_shape(self.body.graph.values[v].shape, self.mesh)
+            given = op, read, made, strategy, operands, self.mesh, where, self.platform
+            outputs = run_kernel(*given)
+        for q, (t, layout, x) in enumerate(zip(made, strategy.gives, outputs, strict=True)):
+            wanted = layout.local_shape(t.shape, self.mesh)
             if x.shape != wanted:
                 raise PlanError(
                     f"output {q} has local shape {x.shape}, its layout {layout} says {wanted}",

@@ -119,7 +119,7 @@ class _Flattener:
         whole: bool = False,
     ) -> BlockGraph:
         """The graph of a jaxpr; of a `whole` program, whose results lie as their types say."""
-        jaxpr, consts = _without_dead_code(jaxpr, consts)
+        jaxpr, consts = needless.without_dead_code(jaxpr, consts)
         inputs = [self.new(tensor_type(v.aval)) for v in jaxpr.invars]
         outputs = self.inline(jaxpr, consts, inputs, context)
         if whole:
@@ -487,17 +487,6 @@ def tensor_type(aval: Any) -> TensorType:
 def _tensor_type(shape: tuple[Any, ...], dtype: Any, weak: bool) -> TensorType:
     """One object for all tensors alike. Raises TypeError where a dim has no size."""
     return TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
-
-
-def _without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
-    """JAX's own removal of dead code, which also prunes inside loops and branches."""
-    from jax.interpreters import partial_eval as pe
-
-    if any(not hasattr(v.aval, "shape") or hasattr(v.aval, "inner_aval") for v in jaxpr.invars):
-        return jaxpr, consts
-    kept = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
-    live, used, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), kept)
-    return live, [c for c, u in zip(consts, used, strict=True) if u]
 
 
 def _joined(*scopes: str) -> str:

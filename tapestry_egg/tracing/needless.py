@@ -52,6 +52,17 @@ def is_constant(outputs: Sequence[TensorType]) -> bool:
     return bool(outputs) and all(t.size == 0 and not t.dtype.startswith("key<") for t in outputs)
 
 
+def without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
+    """JAX's own removal of dead code, which also prunes inside loops and branches."""
+    from jax.interpreters import partial_eval as pe
+
+    if any(not hasattr(v.aval, "shape") or hasattr(v.aval, "inner_aval") for v in jaxpr.invars):
+        return jaxpr, consts
+    kept = [False] * len(jaxpr.constvars) + [True] * len(jaxpr.invars)
+    live, used, _ = pe.dce_jaxpr_consts(jaxpr, [True] * len(jaxpr.outvars), kept)
+    return live, [c for c, u in zip(consts, used, strict=True) if u]
+
+
 def made_once(
     operations: Iterable[Operation],
     types: Sequence[TensorType],

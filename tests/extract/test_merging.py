@@ -230,6 +230,31 @@ def test_what_is_told_to_be_worse_is_tried_too_where_that_is_little_work(
     assert set(tried) < every
 
 
+def test_a_way_to_merge_that_cannot_be_made_rules_out_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    make = merging._made
+    monkeypatch.setattr(merging, "_MOST_MORE", 0)  # what is told to be worse is not looked at
+    monkeypatch.setattr(merging._Posed, "cuts", lambda self, _: ways(self))
+
+    def ways(posed: Any) -> list[Any]:
+        """One in which all is merged, and one of two collectives, in both of which kernels wait."""
+        free = posed.runs.within(np.inf)
+        most = max(free.groups, key=len, default=())
+        some = replace(free, groups=(most[:2],), saved=free.saved / 2, peak=free.peak / 2)
+        return [replace(free, waits=True), replace(some, waits=True)] if len(most) > 2 else []
+
+    whole, part = list[Plan](), list[Plan]()
+
+    def made(plan: Plan, groups: tuple[Merged, ...], *rest: Any) -> Plan | None:
+        (whole if len(groups[0]) > 2 else part).append(plan)
+        return None if len(groups[0]) > 2 else make(plan, groups, *rest)
+
+    monkeypatch.setattr(merging, "_made", made)
+    front_of(64)
+    assert any(one is other for one in whole for other in part)
+
+
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
     alone, cost = counted(plan, ())
     each = [collective_seconds("all_reduce", n * float(GRADIENT), (0,), MESH, H100) for n in (1, 3)]

@@ -20,6 +20,7 @@ from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.front import runs as front_runs
 from tapestry_egg.extract.front.members import Candidates
 from tapestry_egg.extract.front.merging import LEAST, _Posed
 from tapestry_egg.extract.front.runs import Runs, _fits, _Run
@@ -264,6 +265,47 @@ def test_of_all_cuts_of_one_kind_the_best_within_a_limit_is_found(plans: list[Pl
             cost = counted(plan, runs.within(limit * (1 + 1e-9)).groups)[1]
             assert cost.seconds == pytest.approx(least, rel=1e-9)
     assert tried > 2
+
+
+def crossed(
+    x: jax.Array, u: jax.Array, y: jax.Array, z: jax.Array, *others: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Two sums and two gathered arrays: a sum before one of these, and one behind the other; and
+    more gathered arrays."""
+    one = jnp.sum(y)
+    other = jnp.sum(jnp.tanh(z * lax.cumsum(x, 0)[-1, 0]))
+    last = lax.cumsum(jnp.cumsum(u * one, 1), 0)
+    return one, other, last, *(lax.cumsum(o, 0) for o in others)
+
+
+@pytest.mark.parametrize(("others", "stays"), [(0, "all_reduce"), (2, "all_gather")])
+def test_of_runs_that_wait_for_each_other_those_that_save_most_stay(
+    others: int, stays: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, large = (2048, 15), (1 << 18, 64)
+    tried = 0
+    for plan in front_over(
+        crossed, ("x", None), small, small, large, large, *[small] * others
+    ).plans:
+        runs = runs_of(plan)
+        cut = runs.within(np.inf)
+        one, cost = counted(plan, cut.groups)  # which refuses what waits in a circle
+        assert cost.seconds == pytest.approx(plan.costs.seconds - cut.saved, rel=1e-9)
+        with monkeypatch.context() as patch:
+            patch.setattr(front_runs, "untangled", lambda groups, saved: list(groups))
+            tangled = runs_of(plan).within(np.inf)
+        if tangled.groups == cut.groups:
+            continue
+        with pytest.raises(PlanError, match="made from what reads others"):
+            counted(plan, tangled.groups)
+        assert 0.0 < cut.saved < tangled.saved
+        kinds = {
+            kind[0] for kind, own in runs.members.items() for m in own if m.key in cut.groups[0]
+        }
+        assert len(cut.groups) == 1 and kinds == {stays}
+        assert cut.waits == (stays == "all_gather" and one.graph is not plan.graph)
+        tried += 1
+    assert tried
 
 
 def passing_by(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
