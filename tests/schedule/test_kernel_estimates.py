@@ -74,6 +74,15 @@ def test_places_that_are_the_same_are_read_once() -> None:
     assert made.bytes_taken([4000, 4000], 96) == 4096
 
 
+def test_what_is_read_at_other_places_adds_up() -> None:
+    """Two slices of w, each made of a quarter of x, of which the kernel reads an eighth itself."""
+    w, x = FlatId(1), FlatId(2)
+    reader = KernelEstimate(10.0, {w: {None: 1.0, w: 1.0}, x: {x: 0.125}})
+    made = reader.with_inside(w, KernelEstimate(5.0, {x: {x: 0.25}}))
+    assert made == KernelEstimate(20.0, {x: {x: 0.625}})
+    assert made.bytes_taken([0, 0, 8000], 96) == 5096
+
+
 @pytest.mark.parametrize("times", [1, 12])
 def test_xla_for_h100_stores_what_is_long_to_compute(times: int) -> None:
     from tapestry_egg.runtime.measure.hlo import hlo_stats
