@@ -15,6 +15,7 @@ from functools import cached_property
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.inlining import Fusion, fusion
 from tapestry_egg.schedule.lying import cut_inside, renewed, turned_in_loops
@@ -32,9 +33,14 @@ class Lives:
     """Answers for single values; `body_of[v]` is the body in which value v lives."""
 
     def __init__(
-        self, schedule: Schedule, body_of: Mapping[int, int], epilogues: bool = False
+        self,
+        schedule: Schedule,
+        body_of: Mapping[int, int],
+        epilogues: bool = False,
+        costs: FusionCosts | None = None,
     ) -> None:
-        self.schedule, self.program, self.epilogues = schedule, schedule.program, epilogues
+        self.schedule, self.program = schedule, schedule.program
+        self.epilogues, self.costs = epilogues, costs
         self.body_of = body_of
         self.end = 2 * len(schedule.units) + 2
         self.maker: dict[int, int] = {
@@ -442,7 +448,7 @@ class Lives:
 
     @cached_property
     def _fused(self) -> Fusion:
-        return fusion(self.schedule, self.epilogues)
+        return fusion(self.schedule, self.epilogues, self.costs)
 
     @cached_property
     def _rounds(self) -> dict[int, list[tuple[int, ...]]]:

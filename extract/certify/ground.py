@@ -37,7 +37,7 @@ class Ground:
             v: k for body in self.program.bodies for k, v in enumerate(body.values)
         }
         self.times = [self._times(b) for b in range(len(self.program.bodies))]
-        self.lives = Lives(schedule, self.body_of, target.epilogues)
+        self.lives = Lives(schedule, self.body_of, target.epilogues, target.fusing)
         self.streams = Streams(schedule, target.slowdown)
         self.legal: Legal = {} if legal is None else legal
 

@@ -16,6 +16,7 @@ from functools import cached_property
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId, InstanceId, LayoutId
 from tapestry_egg.machine.costs import LOCAL, carried_as
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.schedules import Schedule
@@ -57,8 +58,9 @@ class InnerCopies:
         copies: Mapping[TensorType, CopyTable],
         once: Once | None = None,
         epilogues: bool = False,
+        costs: FusionCosts | None = None,
     ) -> None:
-        self.epilogues = epilogues
+        self.epilogues, self.costs = epilogues, costs
         self.schedule, self.saturated, self.copies = schedule, saturated, copies
         self.once = once or Once()
         self.instances = schedule.program.instances
@@ -227,5 +229,7 @@ class InnerCopies:
     @cached_property
     def _lives(self) -> Lifetimes:
         return self.once(
-            lambda: lifetimes(self.schedule, self.epilogues), "lifetimes", self.schedule
+            lambda: lifetimes(self.schedule, self.epilogues, self.costs),
+            "lifetimes",
+            self.schedule,
         )

@@ -77,7 +77,8 @@ def unit_choices(
     known = known or JoinedUnits()
     here = known.on_mesh(saturated)
     copies: dict[TensorType, CopyTable] = {}
-    inside = InnerCopies(schedule, saturated, copies, known.once, target.epilogues)
+    of = target.epilogues, target.fusing
+    inside = InnerCopies(schedule, saturated, copies, known.once, *of)
     inner = [s for u in range(len(schedule.units)) for s in inside.of(u)]
     program = schedule.program
     stored = (v for unit in schedule.units for v in (*unit.outputs, *(r[2] for r in unit.reads)))

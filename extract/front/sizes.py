@@ -119,8 +119,9 @@ class Room:
         """Of every value that several read: its entries, infinitely many where its copies are not
         kept as they are too many, and its tables."""
         schedule = columns.schedule
-        epilogues = columns.choices.target.epilogues
-        lives = self.once(lambda: lifetimes(schedule, epilogues), "lifetimes", schedule)
+        target = columns.choices.target
+        of = target.epilogues, target.fusing
+        lives = self.once(lambda: lifetimes(schedule, *of), "lifetimes", schedule)
         copies = KeptCopies(columns, lives, keeping)
         sizes, tables = [], []
         for unit in schedule.units:

@@ -121,8 +121,8 @@ class Memory:
         )
         self.columns = columns or Columns(choices)
         self.once = self.columns.once
-        schedule, epilogues = choices.schedule, choices.target.epilogues
-        self.lives = self.once(lambda: lifetimes(schedule, epilogues), "lifetimes", schedule)
+        schedule, of = choices.schedule, (choices.target.epilogues, choices.target.fusing)
+        self.lives = self.once(lambda: lifetimes(schedule, *of), "lifetimes", schedule)
         beside = choices.target.slowdown is not None
         self.places = IssuePlaces(choices.schedule) if beside else None
         moving = window_dims(self.program, choices.target.tiles)

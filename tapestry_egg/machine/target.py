@@ -20,6 +20,7 @@ from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
 from .combiner import Combiner as Combiner
 from .combiner import read_combiner
+from .fusion_costs import FusionCosts, read_fusion_costs
 from .power import Clock as Clock
 from .power import Power as Power
 from .power import Price as Price
@@ -83,6 +84,7 @@ class Target:
     # As what contractions at default precision read their operands, where not as they are.
     operands: tuple[tuple[str, str], ...] = ()
     split_k: SplitK | None = None  # how its compiler splits products; None where it splits none
+    fusing: FusionCosts | None = None  # of what kernels compute again; None: costs nothing
     combiner: Combiner | None = None  # which collectives its compiler makes into one; None: none
     tiles: Tiles | None = None  # in which arrays lie in memory; None: element by element
     # Whether its compiler computes in the kernel of a product what is made of it by elements.
@@ -429,12 +431,12 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         read_as = top.table("operands")
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
     split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
+    fusing = read_fusion_costs(top.table("fusing")) if "fusing" in top.keys() else None
     combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
     tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
-    epilogues = "epilogues" in top.keys() and top.flag("epilogues")
+    flags = ("epilogues", "slices", "reserves")
+    epilogues, slices, reserves = [k in top.keys() and top.flag(k) for k in flags]
     rows = int(top.number("rows")) if "rows" in top.keys() else 0
-    slices = "slices" in top.keys() and top.flag("slices")
-    reserves = "reserves" in top.keys() and top.flag("reserves")
     hbm = top.table("hbm")
     shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
@@ -446,9 +448,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         raise top.error("levels is empty")
     if any(level.kind == "torus" for level in target_levels[1:]):
         raise top.error("only the innermost level can be a torus")
-    name, title = top.text("name"), top.text("title")
-    sources, retrieved = top.texts("sources"), top.text("retrieved")
-    flops_efficiency = efficiency.number("flops", most=1)
+    name, title, retrieved = [top.text(k) for k in ("name", "title", "retrieved")]
+    sources, flops_efficiency = top.texts("sources"), efficiency.number("flops", most=1)
     hbm_rate = hbm.number("bytes_per_second") * efficiency.number("hbm", most=1)
     launch = top.number("launch_seconds", zero=True)
     full_links = published_link_rate(top.tables("levels"))
@@ -489,6 +490,7 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         collectives=_checked("collectives", collectives),
         operands=operands,
         split_k=split_k,
+        fusing=fusing,
         combiner=combiner,
         tiles=tiles,
         epilogues=epilogues,

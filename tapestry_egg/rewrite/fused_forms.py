@@ -114,7 +114,7 @@ def _with_streams(
 
     if streamed is graph:
         found = find(graph)
-        return (*found, *(_lean(found, Form(graph)) if slower else ()), *extra), found[0]
+        return (*found, *(_lean(found, Form(graph), target) if slower else ()), *extra), found[0]
     before, after = program_seconds(graph, target), program_seconds(streamed, target)
     step = RuleStep(
         (RULE,),
@@ -127,10 +127,10 @@ def _with_streams(
         found = find(graph)
         if not slower:
             return (*found, *extra), fused
-        peaks = [peak_alone(g) for g in (graph, streamed)]
+        peaks = [peak_alone(g, target) for g in (graph, streamed)]
         if peaks[1] <= (1.0 - _LEAST_SAVED) * peaks[0]:
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
-        return (*found, *_lean(found, fused), *extra), fused
+        return (*found, *_lean(found, fused, target), *extra), fused
     found = find(streamed)
     given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
     made = [
@@ -144,16 +144,16 @@ def _with_streams(
     every = (given, *(made or [fused]))
     if places is not None and made:  # in the program with fused attention, beside what rules find
         extra.append(replace(fused, extra=True))
-    return (*every, *(_lean(every, fused) if slower else ()), *extra), fused
+    return (*every, *(_lean(every, fused, target) if slower else ()), *extra), fused
 
 
-def _lean(found: Sequence[Form], form: Form) -> tuple[Form, ...]:
+def _lean(found: Sequence[Form], form: Form, target: Target) -> tuple[Form, ...]:
     """The form with its largest product in blocks of rows, where it holds less memory on one
     device: beside those that rules find, for these save time and this one memory."""
     made = blocks.with_blocks(form.graph)
     if made is form.graph:
         return ()
-    peaks = [peak_alone(g) for g in (form.graph, made)]
+    peaks = [peak_alone(g, target) for g in (form.graph, made)]
     if peaks[1] > (1.0 - _LEAST_SAVED) * peaks[0]:
         return ()
     step = RuleStep(
@@ -193,7 +193,7 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
     values = form.graph.values
     for _, op in contractions.largest_products(form.graph)[:1]:
         gathered = sum(values[v].nbytes for v in op.inputs) / math.sqrt(n)
-        held = peak_alone(form.graph) / n + gathered
+        held = peak_alone(form.graph, target) / n + gathered
         if held <= _FITS * limit or gathered < _LEAST_SAVED * held:
             return ()
         made = contractions.with_blocks_of_sums(form.graph)
@@ -300,7 +300,7 @@ class _Tried:
         """Its peak on one device; infinite where it cannot be."""
         if n not in self.peaks:
             graph = self.graph(n)
-            self.peaks[n] = math.inf if graph is None else peak_alone(graph)
+            self.peaks[n] = math.inf if graph is None else peak_alone(graph, self.target)
         return self.peaks[n]
 
     def fits(self, n: int, limit: float) -> bool:

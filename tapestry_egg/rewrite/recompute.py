@@ -78,7 +78,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     what is estimated to be far above them is left out.
     """
     graph, feedback = schedule.program.bodies[0].graph, schedule.program.feedback
-    flow = Flow(schedule)
+    flow = Flow(schedule, target.fusing)
     points = Checkpoints(flow, target)
     seconds = points.seconds
     given = Candidate(graph, schedule, Recomputation(-1, ()), seconds, flow.peak)
@@ -119,7 +119,7 @@ def _candidate(
     schedule = scheduled(made, feedback)
     traffic = Traffic(schedule, target)
     seconds = sum(unit_seconds(schedule.program, u, target, traffic) for u in schedule.units)
-    return Candidate(made, schedule, chosen, seconds, Flow(schedule).peak)
+    return Candidate(made, schedule, chosen, seconds, Flow(schedule, target.fusing).peak)
 
 
 def _front(found: Sequence[Candidate]) -> tuple[list[Candidate], int]:

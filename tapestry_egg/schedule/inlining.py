@@ -8,11 +8,12 @@ from itertools import accumulate
 from math import prod
 
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
 from .flatten import FlatProgram, Instance
-from .kernel_estimates import LAUNCH, KernelEstimate, estimate
+from .kernel_estimates import KernelEstimate, estimate
 from .schedules import Schedule
 from .self_compared import stored_once
 from .units import Unit, is_view
@@ -32,7 +33,7 @@ class Fusion:
     aligned: tuple[frozenset[FlatId], ...]
 
 
-def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
+def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None) -> Fusion:
     """Which units are computed again inside each of their readers.
 
     A model of XLA's priority fusion for GPUs (xla/service/gpu/transforms/priority_fusion.cc): an
@@ -57,7 +58,7 @@ def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
     they run inside their readers, but what they read is stored. What holes are put into is, too.
     A scatter that puts one element into each row is computed element by element.
     """
-    found = _Fusing(schedule, epilogues)
+    found = _Fusing(schedule, epilogues, costs)
     found.loops()
     if epilogues:
         found.products()
@@ -67,8 +68,8 @@ def fusion(schedule: Schedule, epilogues: bool = False) -> Fusion:
 class _Fusing:
     """What the units of a schedule read, and who reads it, as one after another is taken in."""
 
-    def __init__(self, schedule: Schedule, epilogues: bool) -> None:
-        self.schedule, self.epilogues = schedule, epilogues
+    def __init__(self, schedule: Schedule, epilogues: bool, costs: FusionCosts | None) -> None:
+        self.schedule, self.epilogues, self.costs = schedule, epilogues, costs
         self.program, self.units = schedule.program, schedule.units
         self.operands = [{v for _, _, v in unit.reads} for unit in self.units]
         read = [_read_elsewhere(self.program, u) for u in self.units]
@@ -119,7 +120,7 @@ class _Fusing:
             again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
             if again > apart or self._is_stored_for_products(u):
                 continue
-            if self.epilogues or self._is_cheap_again(u, others):
+            if self.costs is None or self._is_cheap_again(u, others, self.costs):
                 self._take_in(u, using)
 
     def products(self) -> None:
@@ -139,7 +140,7 @@ class _Fusing:
             ):
                 self._take_in(u, using)
 
-    def _is_cheap_again(self, u: int, using: set[int]) -> bool:
+    def _is_cheap_again(self, u: int, using: set[int], costs: FusionCosts) -> bool:
         """Whether it takes no longer to compute a unit in each of some readers than to store it,
         between any two kernels where several read it, or one at several places."""
         (v,) = self.units[u].outputs
@@ -154,11 +155,12 @@ class _Fusing:
             taken = [self._estimate(r) for r in readers]
             if len(readers) == 1 and sum(taken[0].uses[v].values()) <= 1.0:
                 continue
-            apart, again = LAUNCH + own.bytes_taken(size, size[v]), 0.0
+            apart = costs.launch_bytes + own.bytes_taken(size, size[v], costs)
+            again = 0.0
             for r, reader in zip(readers, taken, strict=True):
                 written = sum(size[w] for w in self.units[r].outputs)
-                apart += reader.bytes_taken(size, written)
-                again += reader.with_inside(v, own).bytes_taken(size, written)
+                apart += reader.bytes_taken(size, written, costs)
+                again += reader.with_inside(v, own).bytes_taken(size, written, costs)
             if again > apart:
                 return False
         return True

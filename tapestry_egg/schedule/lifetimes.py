@@ -32,6 +32,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
@@ -62,15 +63,17 @@ class Lifetimes:
     times: int
 
 
-def lifetimes(schedule: Schedule, epilogues: bool = False) -> Lifetimes:
+def lifetimes(
+    schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None
+) -> Lifetimes:
     """Lifetimes of all values over the fixed order of the schedule."""
-    return _Lives(schedule, epilogues).build()
+    return _Lives(schedule, epilogues, costs).build()
 
 
 class _Lives:
-    def __init__(self, schedule: Schedule, epilogues: bool) -> None:
+    def __init__(self, schedule: Schedule, epilogues: bool, costs: FusionCosts | None) -> None:
         self.schedule, self.program = schedule, schedule.program
-        self.fusion: Fusion = fusion(schedule, epilogues)
+        self.fusion: Fusion = fusion(schedule, epilogues, costs)
         self.end = 2 * len(schedule.units) + 2
         n = len(schedule.program.types)
         self.made = [0] * n

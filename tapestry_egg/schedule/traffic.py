@@ -55,7 +55,8 @@ class Traffic:
 
     def __init__(self, schedule: Schedule, target: Target) -> None:
         self._schedule, self._program = schedule, schedule.program
-        self._fusion, self._longest = fusion(schedule, target.epilogues), target.rows
+        self._fusion = fusion(schedule, target.epilogues, target.fusing)
+        self._longest = target.rows
         self._fuses, self._slices = target.fuses, target.slices
         stacks = renewed(schedule, target.epilogues)
         self._renewed = {schedule.units[u].root for u in stacks}

@@ -54,6 +54,12 @@ def test_every_known_target_loads_with_its_sources() -> None:
         assert t.name == name and t.devices == 4 and t.spec == f"{name}:4" == str(t)
         assert t.sources and t.retrieved >= "2026-11-21" and t.title
         assert t.rate("float32", False) > 0 and hash(t) == hash(load_target(f"{name}:4"))
+        assert (t.fusing is not None) == (name in gpus)
+        if t.fusing:  # as XLA describes it, within an eighth of what data sheets have
+            rate = 2 * t.fusing.cores * t.fusing.units * t.fusing.hertz
+            assert rate == pytest.approx(dict(t.vector)["float32"], rel=0.125)
+            memory = t.hbm_bytes_per_second / t.fusing.bytes_per_second
+            assert 0.6 < memory < 1.0
         if name == "v100":  # its tensor cores take float16 alone
             assert t.rate("float16", True) > 2 * t.rate("bfloat16", True)
         elif name != "cpu":

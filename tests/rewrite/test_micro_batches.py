@@ -315,10 +315,11 @@ def test_parts_of_less_than_a_row_for_each_device_are_searched_where_nothing_els
     graph = trace(descended(mean), wide, shape(64, 16), shape(64, 4)).graph
     found = batch(graph)
     assert found is not None
-    peaks = {n: peak_alone(made) for n in (4, 8, 16, 64) if (made := found.split(n))}
+    machine = load_target("cpu:16")
+    peaks = {n: peak_alone(made, machine) for n in (4, 8, 16, 64) if (made := found.split(n))}
 
     def parts(limit: float) -> list[int]:
-        short = batched(Form(graph), load_target("cpu:16"), None, limit=limit / 16)
+        short = batched(Form(graph), machine, None, limit=limit / 16)
         return [int(f.rules[0].removeprefix("micro-batches-")) for f in short.forms]
 
     assert [parts(1.01 * peaks[n]) for n in (4, 8, 16)] == [[4], [8], [16]]

@@ -385,6 +385,20 @@ class OperationSignature:
         return tuple(map(frozenset, found))
 
     @cached_property
+    def shares_read(self) -> tuple[float | None, ...]:
+        """Per operand, how often its elements are read, on average; None where the result has the
+        same index."""
+        return tuple([self._share_read(p) for p in range(len(self.inputs))])
+
+    def _share_read(self, p: int) -> float | None:
+        if self.fusion != "loop" or len(self.outputs) != 1:
+            return 1.0
+        own, result = self.input_types[p], self.output_types[0]
+        if own.shape == result.shape and p not in self.moved:
+            return None
+        return min(1.0, result.size / max(1, own.size))
+
+    @cached_property
     def by_vector(self) -> bool:
         """Whether it is a product of a matrix and a vector, or of two."""
         gemm = self.gemm

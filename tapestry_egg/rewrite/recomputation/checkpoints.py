@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
@@ -35,13 +36,13 @@ from .second_instances import Recomputation
 _RESIDENT = ("input", "state", "constant")
 
 
-def peak_alone(graph: BlockGraph) -> float:
+def peak_alone(graph: BlockGraph, target: Target) -> float:
     """The most bytes that a program holds on one device, none of its outputs fed back; the graph
     remembers it, as several other forms are held beside the same one."""
-    known: float | None = graph.__dict__.get("_peak_alone")
-    if known is None:
-        known = graph.__dict__["_peak_alone"] = Flow(scheduled(graph, {})).peak
-    return known
+    known: dict[FusionCosts | None, float] = graph.__dict__.setdefault("_peak_alone", {})
+    if target.fusing not in known:
+        known[target.fusing] = Flow(scheduled(graph, {}), target.fusing).peak
+    return known[target.fusing]
 
 
 class Flow:
@@ -51,9 +52,9 @@ class Flow:
     reads in the end, through views and what is computed on the fly.
     """
 
-    def __init__(self, schedule: Schedule) -> None:
+    def __init__(self, schedule: Schedule, costs: FusionCosts | None = None) -> None:
         self.schedule, self.program = schedule, schedule.program
-        self.lives: Lifetimes = lifetimes(schedule)
+        self.lives: Lifetimes = lifetimes(schedule, costs=costs)
         self.local = {v: k for k, v in enumerate(self.program.bodies[0].values)}
         self._stored: dict[int, frozenset[int]] = {}
 
