@@ -13,6 +13,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.split_k import SplitK
 from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
@@ -73,10 +74,11 @@ def lower(
     """
     machine = plan.origin.machine if plan.origin else None
     beside = machine is not None and machine.slowdown is not None
-    split, tiles = (machine.split_k, machine.tiles) if machine is not None else (None, None)
     states = frozenset(dict(plan.origin.feedback).values()) if plan.origin else frozenset[int]()
-    who = caller or Caller()
-    return LocalBody(plan.body, plan.mesh, who, platform, beside, split, states, tiles)
+    made = LocalBody(plan.body, plan.mesh, caller or Caller(), platform, beside, states)
+    if machine is None:
+        return made
+    return replace(made, split=machine.split_k, fusing=machine.fusing, tiles=machine.tiles)
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,8 +90,9 @@ class LocalBody:
     caller: Caller
     platform: str = ""
     beside: bool = False  # whether the plan counts on collectives that run beside kernels
-    split: SplitK | None = None  # how the compiler makes products in parts
     states: frozenset[int] = frozenset()  # places of the inputs that the outputs replace
+    split: SplitK | None = None  # how the compiler makes products in parts
+    fusing: FusionCosts | None = None  # by what it tells what kernels compute again
     tiles: Tiles | None = None  # in which arrays lie
 
     def __post_init__(self) -> None:
@@ -214,7 +217,7 @@ class LocalBody:
     @cached_property
     def stored(self) -> frozenset[int]:
         """Values that are in memory as they are, not computed where they are read."""
-        return stored(self.body.graph, self.reads)
+        return stored(self.body.graph, self.reads, self.fusing)
 
     @property
     def read(self) -> frozenset[int]:
@@ -311,7 +314,7 @@ class LocalBody:
         found = {k for k, op in enumerate(graph.operations) if not once.isdisjoint(op.outputs)}
         if self.platform not in GPUS:
             return frozenset(found)
-        found |= made_for_all(self.body, self.stored, self.mesh, self.split)
+        found |= made_for_all(self.body, self.stored, self.mesh, self.split, self.fusing)
         found |= made_of_larger(self.body, self.reads, self.stored, self.mesh)
         readers = Counter(f.value for reads in self.reads for f in reads)
         for k, op in enumerate(graph.operations):

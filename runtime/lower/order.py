@@ -23,6 +23,7 @@ import numpy as np
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.split_k import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.metakernels import registry
@@ -174,13 +175,13 @@ def written_late(
     return tuple(found) if late and len(found) > 1 else ()
 
 
-def stored(graph: BlockGraph, reads: Reads) -> frozenset[int]:
+def stored(graph: BlockGraph, reads: Reads, fusing: FusionCosts | None = None) -> frozenset[int]:
     """Values of a graph that kernels write to memory, by the schedule's model of fusion; not zeros
     into which sums are scattered only to be added to something, as they are: XLA scatters into
     that, if it sees that they are zeros."""
     plan = schedule(flatten(graph, {}))
     number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
-    within = fusion(plan).within
+    within = fusion(plan, costs=fusing).within
     found = {
         number[v]
         for unit, inside in zip(plan.units, within, strict=True)
@@ -199,7 +200,11 @@ def made_once(graph: BlockGraph) -> frozenset[int]:
 
 
 def made_for_all(
-    body: BodyPlan, stored: frozenset[int], mesh: MeshShape, costs: SplitK | None
+    body: BodyPlan,
+    stored: frozenset[int],
+    mesh: MeshShape,
+    costs: SplitK | None,
+    fusing: FusionCosts | None = None,
 ) -> frozenset[int]:
     """Operations with results in memory that a compiler would make again for some readers.
 
@@ -212,7 +217,7 @@ def made_for_all(
     plan = schedule(flatten(body.graph, {}))
     program, layouts = plan.program, produced_layouts(body)
     place = {v: k for k, v in enumerate(program.bodies[0].values)}
-    within = fusion(plan).within
+    within = fusion(plan, costs=fusing).within
     kernels = [
         not inside and not is_view(program, unit)
         for inside, unit in zip(within, plan.units, strict=True)

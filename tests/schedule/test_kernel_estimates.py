@@ -12,6 +12,7 @@ import tapestry_egg as te
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.kernel_estimates import KernelEstimate
 from tests.schedule.test_lifetimes import h100s, made_by, scheduled
@@ -112,6 +113,18 @@ def test_where_nothing_is_known_of_a_compiler_computing_again_is_free() -> None:
     u, _ = made_by(plan, "exp")
     assert load_target("cpu:1").fusing is None
     assert fusion(plan).within[u]
+
+
+@pytest.mark.parametrize(
+    ("target", "times", "kept"), [("h100", 1, False), ("h100", 12, True), ("b200", 1, True)]
+)
+def test_lowering_has_in_memory_what_the_plan_has(target: str, times: int, kept: bool) -> None:
+    program = te.trace(lambda x: three_sums(x, times), X)
+    front = te.optimize(program, f"{target}:1", settings=te.Settings(forms=0, work=0.1))
+    local = lower(front[0], platform="cuda")
+    assert isinstance(local, LocalBody)
+    made = [op.outputs[0] for op in local.body.graph.operations if op.kernel == "exp"]
+    assert (made[-1] in local.stored) is kept
 
 
 @pytest.mark.parametrize("times", [1, 12])
