@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.scopes import Inner
 from tapestry_egg.metakernels.language.template import Template
@@ -43,14 +44,19 @@ class Decided:
     scope: Mapping[str, Any]
     operands: Sequence[TensorType]
 
-    def settled(self) -> bool | int | float | complex | None:
-        """The number that every element of the result is; None where operands matter. Of integers
-        it may be any that has the same bits."""
+    def settled(self, dtype: str) -> bool | int | float | complex | None:
+        """The number that every element of the result, of a dtype, is; None where operands matter.
+        Of integers it may be any that has the same bits."""
         text = self.template.settled
         value = None if text is None else text(self.scope)
         if text is not None and value is not None:
             if not isinstance(value, bool | int | float | complex):
                 raise text.error(f"{value!r} is not a number")
+            broken = isinstance(value, float) and not value.is_integer()
+            if kind(dtype) != "complex" and isinstance(value, complex):
+                raise text.error(f"{value!r} is no {dtype}")
+            if kind(dtype) in ("int", "uint", "bool") and broken:
+                raise text.error(f"{value!r} is no {dtype}")
         number: bool | int | float | complex | None = value
         return number
 

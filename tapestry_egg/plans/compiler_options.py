@@ -64,12 +64,14 @@ def passed_options(plan: Plan, platform: str) -> dict[str, Any]:
     """What the compiler of a platform must do, or leave alone, for the plan to be carried out.
 
     XLA for CPU drops optimization barriers before its last merging of equal operations, which
-    would turn a second gather (made to save memory) back into the first. XLA for GPUs makes one
+    would turn a second gather (made to save memory) back into the first. Where they stay, loops of
+    a KiB or less must stay loops: it makes one kernel of such, and ends the process over a barrier
+    in it (`xla/service/cpu/small_while_loop_hoisting_pass.cc`, `IrEmitter`). XLA for GPUs makes one
     collective of any that do not wait for each other, up to 30 MiB: what enters and leaves a small
     one then stays as long as a large one's. It does so where the plan does. And it would copy what
     enters one sum of several into one array, and what leaves it out of it.
     """
     if platform == "cpu":
-        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
+        return {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
     family = "gpu" if platform in GPUS else platform
     return {k: v for k, v in plan.compiler_options.items() if k.startswith(f"xla_{family}_")}

@@ -195,8 +195,10 @@ class _Flattener:
             axes = [int(a) for a in eqn.params["axes"]]
             return [self.reduced(_OVER_DIMS[kernel], axes, v, here) for v in inputs]
         said = self.decided(eqn, inputs) if may_be_settled(kernel) else None
-        if said is not None and (number := said.settled()) is not None:
-            return self.filled(number, tensor_type(eqn.outvars[0].aval), here)
+        if said is not None:
+            made = tensor_type(eqn.outvars[0].aval)
+            if (number := said.settled(made.dtype)) is not None:
+                return self.filled(number, made, here)
         if kernel == "tie":
             return inputs[1:]  # the other operand is for the scheduler of a backward pass
         attention = recognized(kernel, eqn.params, [self.values[v] for v in inputs])
@@ -204,8 +206,8 @@ class _Flattener:
             ours, params, read = attention
             types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
             types += missing_results(types, ours)
-            made = self.applied(ours, [inputs[p] for p in read], types, params, here)
-            return made[: len(eqn.outvars)]
+            results = self.applied(ours, [inputs[p] for p in read], types, params, here)
+            return results[: len(eqn.outvars)]
         if kernel == "empty2":
             return [self.zeros(self.typed(eqn.outvars[0].aval, kernel, here))]
         return None

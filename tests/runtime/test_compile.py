@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tapestry_egg.errors import PlanError, TargetError, TraceError
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec
 from tapestry_egg.runtime import compile, hlo_stats
@@ -246,3 +247,18 @@ def test_the_bare_name_is_refused_and_jax_is_not_imported() -> None:
         "else:\n    raise SystemExit('imported')"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.child  # XLA would end the process
+def test_small_loops_with_barriers_inside_run() -> None:
+    def halves(x: jax.Array) -> jax.Array:
+        @jax.checkpoint
+        def half(c: jax.Array, t: jax.Array) -> tuple[jax.Array, jax.Array]:
+            n = jnp.tanh(c * 0.5 + t)
+            return n, n
+
+        return jnp.sum(jnp.sin(jax.lax.scan(half, x[0], x)[1]))
+
+    program = trace(jax.grad(halves), x := np.ones((3, 4), np.float32))
+    plan = optimize(program, "cpu:2", settings=Settings(work=0.1, front=False, workers=1)).best()
+    np.testing.assert_allclose(compile(plan)(x), jax.grad(halves)(x), rtol=1e-5)

@@ -179,7 +179,9 @@ def test_a_template_of_ones_own_says_what_is_decided(
         ("same_as: z", "'z' is neither an operand"),
         ("same_as: '[x, 1]'", "there is no operand 1 of x"),
         ("dilates: $on.number == 0", "'number' is not an attribute"),
-        ("carries: {x: true}", "the results are not those of the operands' types"),
+        ("settled: 0 if $x.numbr == 0 else none", r"of a tensor, .*[\s\S]*size, id, number"),
+        ("carries: {x: true}", "'x' in `carries` is one operand, which is never left out"),
+        ("joins: [x]", "'x' in `joins` is one operand, which is never left out"),
     ],
 )
 def test_what_a_template_cannot_say_is_refused_with_its_place(
@@ -192,6 +194,39 @@ def test_what_a_template_cannot_say_is_refused_with_its_place(
         types = _gated(0.0).values
         registry.signature("gate", {}, [types[v] for v in op.inputs])
     assert "gate.yaml:6:" in str(error.value)
+
+
+WHOLE = """
+whole:
+  inputs: {xs...: "[$n]"}
+  outputs: {out: {shape: "[$n]", dtype: int32}}
+  %s
+"""
+
+ROUNDED = Primitive("whole")
+ROUNDED.def_abstract_eval(lambda x: x.update(dtype=np.dtype("int32")))
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("settled: 0.5", "0.5 is no int32"),
+        ("settled: 1e400", "inf is no int32"),
+        ("carries: {xs: true}", "the results are not those of the operands' types"),
+    ],
+)
+def test_what_does_not_fit_the_result_is_refused_with_its_place(
+    said: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    apart(monkeypatch)
+    path = tmp_path / "whole.yaml"
+    path.write_text(WHOLE % said, "utf-8")
+    registry.add_templates(path)
+    closed = jax.make_jaxpr(lambda x: ROUNDED.bind(x))(X[0])
+    with pytest.raises(TemplateError, match=fault) as error:
+        graph = block_graph(closed.jaxpr, closed.consts, "program")
+        registry.signature("whole", {}, [graph.values[v] for v in graph.inputs])
+    assert "whole.yaml:5:" in str(error.value)
 
 
 def _add(said: str, folder: Path) -> None:

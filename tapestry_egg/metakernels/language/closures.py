@@ -236,10 +236,15 @@ def _attribute(tree: Node) -> Compiled:
             return value[name]
         if isinstance(value, tuple) and name == "size":
             return len(value)  # `$index.size`: the number of index dims
-        known = sorted(value) if isinstance(value, Mapping) else _OF_TENSORS
-        has = isinstance(value, Mapping | TensorType)
-        hint = f"There are {', '.join(map(str, known))}." if has else ""
-        raise Fault(at, f"{name!r} is not an attribute of {value!r:.60}", hint)
+        if isinstance(value, Mapping):
+            known, told = sorted(value), f"{value!r:.60}"
+        elif isinstance(value, TensorType):
+            more = [a for a in _OF_KNOWN if hasattr(value, a)]
+            known, told = [*_OF_TENSORS, *more], f"a tensor, {value}"
+        else:
+            known, told = [], f"{value!r:.60}"
+        hint = f"There are {', '.join(map(str, known))}." if known else ""
+        raise Fault(at, f"{name!r} is not an attribute of {told}", hint)
 
     return apply
 

@@ -79,8 +79,9 @@ and to one place. Of those in `takes:` the kernel takes a part itself, where a d
 `writes:` says that an operand, `part`, is written as it is into another, `into`, and nothing else
 is done to that: where scalars say (`at`, one per dim), moved to where all of it fits.
 `carries:` flags operands that are carried along, each to the result of its place, by kernels of as
-many results as operands: what nobody reads of these is left out. `settled:` is the number that
-every element of the result is, where constants decide; `$x.number` is what all elements of an
+many results as operands: what nobody reads of these is left out, and so are operands of `joins:`
+without elements: both are of a list, `xs...`, or one that may be missing. `settled:` is the number
+that every element of the result is, where constants decide; `$x.number` is what all elements of an
 operand are, or `none`, and operands of one `$x.id` are one value. `same_as:` is the operand whose
 elements the result has in the same places, `x` or, of `xs...`, `[xs, 0]`; or `none`.
 `$.index` is the shape of the index space without the dims of `reduce:`, and `$.shape`, in a
@@ -430,6 +431,13 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
             if key not in names:
                 what = f"{key!r} in `{field}` is not declared"
                 raise file.error(entry[field], what, suggestion(key, names))
+    fixed = [o.name for o in template.inputs if not (o.many or o.optional)]
+    for field, table in (("joins", template.joins), ("carries", template.carries)):
+        for key in fixed:
+            if key in table:
+                hint = f"Where operands may be fewer, they are a list: `{key}...`."
+                what = f"{key!r} in `{field}` is one operand, which is never left out"
+                raise file.error(entry[field], what, hint)
     if template.commutes and (len(operands) != 2 or template.inputs[0].many):
         raise file.error(entry["commutes"], "only a kernel of two operands commutes")
     if len(set(ports)) < len(ports):
