@@ -229,7 +229,7 @@ class Lives:
         """The values of v's type over which it may be written, were they read no more."""
         unit = self.schedule.units[self.maker[v]]
         whole = len(unit.outputs) == 1 and not self._is_reduced(v)
-        return self._alike(v) if whole or self._root(unit).port else set()
+        return self._alike(v) - self._fused.elements if whole or self._root(unit).port else set()
 
     def _alike(self, v: int) -> set[int]:
         """The values of v's type that what makes it reads only where it writes v; not those that

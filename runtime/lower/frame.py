@@ -60,7 +60,9 @@ class Frame:
 
         The region's inputs pass through one barrier, so that XLA neither merges the recomputation
         with the first computation nor begins it before its cotangents are there. Where all inputs
-        were there long before, the result before operation k passes through it too.
+        were there long before, the result before operation k passes through it too. On GPUs what
+        others read later of the inputs is read behind it: what is computed of them on the fly is
+        then apart from what was before. XLA may have that in memory, and would hold it until then.
         """
         self.region = region
         if region is None or region in self.barred:
@@ -72,7 +74,21 @@ class Frame:
         late = {u: self.produced[u] for u in self._alive(k) if self.made_by[u] > newest}
         produced, kept, late = barrier((produced, kept, late))
         self.barred[region] = produced, kept
-        self._renew(late, k)
+        later, derived = self._read_outside(region, k), self.local.derived
+        renewed = {
+            v: x
+            for v, x in produced.items()
+            if v in self.made_by and not later.isdisjoint((v, *derived.get(v, ())))
+        }
+        self._renew({**renewed, **late}, k)
+
+    def _read_outside(self, region: int, k: int) -> set[int]:
+        """What operations from k on read, for GPUs, that are not of the region."""
+        operations, reads = self.local.body.graph.operations, self.local.reads
+        if self.local.platform not in GPUS:
+            return set()
+        own = {j for j, op in enumerate(operations) if op.remat == region}
+        return {f.value for j in range(k, len(reads)) if j not in own for f in reads[j]}
 
     def again(self, v: int, region: int) -> None:
         """Compute a value that is not stored from what a region has of its sources: behind a

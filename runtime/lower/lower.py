@@ -284,7 +284,8 @@ class LocalBody:
     @cached_property
     def fills(self) -> frozenset[int]:
         """Operations that fill an array of some size from constants alone."""
-        return fills(self.body, self.stored, self.mesh)
+        waited_for = self.waited_for if self.platform in GPUS else frozenset[int]()
+        return fills(self.body, self.stored, self.mesh, waited_for)
 
     @cached_property
     def images(self) -> frozenset[int]:

@@ -393,9 +393,21 @@ def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int
     return found
 
 
-def fills(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> frozenset[int]:
-    """Operations that fill an array of some size in memory (`stored`) from constants alone."""
+def fills(
+    body: BodyPlan,
+    stored: frozenset[int],
+    mesh: MeshShape,
+    waited_for: frozenset[int] = frozenset(),
+) -> frozenset[int]:
+    """Operations that fill an array of some size in memory (`stored`) from constants alone. What
+    sums are scattered into is, too, where kernels wait for these: XLA sees no addition behind a
+    barrier. It would make one array of such zeros and all others, and hold that to the end."""
     graph = body.graph
+    stored |= {
+        op.inputs[0]
+        for op in graph.operations
+        if not waited_for.isdisjoint(op.outputs) and _scatters_sums(graph, op)
+    }
     made, found = set(graph.constants), set()
     layouts = produced_layouts(body)
     for k, op in enumerate(graph.operations):

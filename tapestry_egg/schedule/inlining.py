@@ -26,11 +26,15 @@ class Fusion:
     `within[u]`: what unit u makes never exists in memory, every reader computes it for itself.
     `aligned[u]`: the stored values that unit u therefore reads in the end, all of them only at the
     places in memory that it writes: in the place of one it may write its result. A kernel that
-    turns something goes through tiles, and writes over nothing.
+    turns something goes through tiles, and writes over nothing. Nor does anything write over
+    `elements`: what leaves a kernel beside something else, as a convolution's result does beside
+    the library's workspace. XLA's buffers (`IsUserOf`, in its heap_simulator.cc) let a kernel take
+    the place only of what it reads as that leaves another, not of elements of a tuple.
     """
 
     within: tuple[bool, ...]
     aligned: tuple[frozenset[FlatId], ...]
+    elements: frozenset[FlatId] = frozenset()
 
 
 def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None) -> Fusion:
@@ -93,7 +97,11 @@ class _Fusing:
             frozenset() if turned else frozenset(x - y)
             for x, y, turned in zip(self.operands, self.elsewhere, self.turns, strict=True)
         ]
-        return Fusion(tuple(self.within), tuple(aligned))
+        elements = frozenset[FlatId]()
+        if not self.epilogues:
+            leaving = [unit.outputs for unit in self.units if _leaves_a_tuple(self.program, unit)]
+            elements = elements.union(*leaving)
+        return Fusion(tuple(self.within), tuple(aligned), elements)
 
     def loops(self) -> None:
         """What goes element by element, into its readers."""
@@ -380,6 +388,14 @@ def _multiplies(program: FlatProgram, unit: Unit) -> bool:
     root = program.instances[unit.root]
     straight = bool(root.signature.straight)  # a library's kernel, whatever it multiplies
     return _is_product(program, unit) or (not root.port and root.signature.multiplies and straight)
+
+
+def _leaves_a_tuple(program: FlatProgram, unit: Unit) -> bool:
+    """Whether a unit is a kernel of several results, or a library's, which has a workspace."""
+    root = program.instances[unit.root]
+    library = root.signature.multiplies and bool(root.signature.straight)
+    several = root.signature.fusion == "kernel" and len(root.outputs) > 1
+    return not root.port and (library or several)
 
 
 def _is_product(program: FlatProgram, unit: Unit) -> bool:

@@ -383,7 +383,7 @@ class _Lives:
             using = self.schedule.readers[v]
             if len(unit.outputs) != 1 or any(self._reduces(r) for r in using):
                 return set()  # one kernel makes it and reduces it
-        return self._read_in_place(u, v)
+        return self._read_in_place(u, v) - self.fusion.elements
 
     def _read_in_place(self, u: int, v: FlatId) -> set[FlatId]:
         """The values like v that unit u reads only where it writes v."""

@@ -194,6 +194,42 @@ def test_zeros_are_filled_unless_their_sums_are_only_added(name: str) -> None:
     assert (zeros in stored(graph, local.reads)) == filled
 
 
+@pytest.mark.parametrize("waits", [True, False])
+def test_zeros_are_filled_where_a_kernel_waits_for_their_sums(waits: bool) -> None:
+    """XLA sees no addition behind a barrier; it would hold such zeros and all others as one."""
+
+    def fn(x: Any, w: Any) -> Any:
+        sums = jnp.zeros_like(x).at[np.arange(256) % 7].add(x)
+        return sums + (x @ w if waits else x)
+
+    local = _local(fn, (numbers(256, 64), numbers(64, 64, seed=1)), "cuda")
+    assert isinstance(local, LocalBody)
+    (zeros,) = [op.inputs[0] for op in local.body.graph.operations if op.kernel == "scatter-add"]
+    filled = {v for k in local.fills for v in local.body.graph.operations[k].outputs}
+    assert (zeros in filled) is waits
+    assert zeros not in local.stored
+
+
+def test_what_a_recomputed_region_reads_is_read_from_there_on() -> None:
+    """What the first sum reads on the fly, the product at the end computes of what passed the last
+    barrier: else XLA may store it for the sum, and holds it until the end."""
+
+    def fn(x: Any, w: Any) -> Any:
+        p = x @ w
+        shifted = p + 1.0
+        y, back = jax.vjp(jax.checkpoint(lambda p: jnp.sin(jnp.sin(p))), p)
+        return shifted.sum(0), (back(y @ w)[0] @ w) * shifted
+
+    arguments = numbers(256, 256), numbers(256, 256, seed=1)
+    local = _local(fn, arguments, "cuda")
+    jaxpr = jax.make_jaxpr(local)(*arguments).jaxpr
+    maker = {v: k for k, e in enumerate(jaxpr.eqns) for v in e.outvars}
+    barriers = [k for k, e in enumerate(jaxpr.eqns) if e.primitive.name == "optimization_barrier"]
+    shifted = maker[jaxpr.eqns[maker[jaxpr.outvars[1]]].invars[1]]
+    assert jaxpr.eqns[shifted].primitive.name == "add"
+    assert maker[jaxpr.eqns[shifted].invars[0]] == barriers[-1]
+
+
 @pytest.mark.parametrize(
     ("body", "late"),
     [
