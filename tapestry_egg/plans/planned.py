@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.loops import stacked, taken
 from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 
@@ -38,7 +39,7 @@ def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollect
 
     A scan counts by its length, a while loop once, a conditional by the branch that moves most.
     Compiled for a platform that `rounds` no operands (`runtime/lower/precision.py`), those that the
-    target's matrix units round move as they are.
+    target's matrix units round move as they are, and so does what only moves them on.
     Raises PlanError where the plan does not fit its graph.
     """
     return tuple(m.planned for m in moved_by(plan, rounds))
@@ -46,18 +47,23 @@ def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollect
 
 def moved_by(plan: Plan, rounds: bool = True) -> tuple[Moved, ...]:
     """The same, each with where it is. Raises PlanError where the plan does not fit its graph."""
-    return tuple(_of_body(plan.body, plan.mesh, 1, rounds, ()))
+    return tuple(_of_body(plan.body, plan.mesh, 1, rounds, (), {})[0])
 
 
 def _of_body(
-    body: BodyPlan, mesh: MeshShape, times: int, rounds: bool, path: tuple[tuple[int, int], ...]
-) -> list[Moved]:
+    body: BodyPlan,
+    mesh: MeshShape,
+    times: int,
+    rounds: bool,
+    path: tuple[tuple[int, int], ...],
+    given: Mapping[int, str],
+) -> tuple[list[Moved], dict[int, str]]:
+    """What a body moves of which inputs, by place, come as they are in the dtypes `given`, not
+    rounded, and which outputs leave so."""
     graph = body.graph
-    wide = {
-        op.outputs[0]: graph.values[op.inputs[0]]
-        for op in graph.operations
-        if op.kernel == "round_operand" and not rounds
-    }
+    wide: dict[int, TensorType] = {}  # what is not rounded here -> as what it is there
+    for place, dtype in given.items():
+        wide[graph.inputs[place]] = replace(graph.values[graph.inputs[place]], dtype=dtype)
     found: list[Moved] = []
     for k, reads in enumerate(fetches(body)):
         op = graph.operations[k] if k < len(graph.operations) else None
@@ -86,21 +92,45 @@ def _of_body(
             found += [Moved(c, path, k) for c in _sent(k, op, graph, mesh, times)]
         if op is not None and not op.regions:
             found += _beside(k, op, body, wide, mesh, times, path)
-        if op is None or not op.regions:
+        if op is None:
+            continue
+        if not op.regions:
+            if not rounds and (left_as := _left_wide(op, graph, wide)):
+                wide[op.outputs[0]] = replace(graph.values[op.outputs[0]], dtype=left_as)
             continue
         bodies = body.strategies[k].bodies
         if op.kernel == "cond":
             branches = [
-                _of_body(b, mesh, times, rounds, (*path, (k, r))) for r, b in enumerate(bodies)
+                _of_body(b, mesh, times, rounds, (*path, (k, r)), {})[0]
+                for r, b in enumerate(bodies)
             ]
             found += max(
                 branches, key=lambda b: sum(m.planned.wire_bytes * m.planned.count for m in b)
             )
-        else:
-            length = op.params["length"] if op.kernel == "scan" else 1
-            for r, b in enumerate(bodies):
-                found += _of_body(b, mesh, times * length, rounds, (*path, (k, r)))
-    return found
+            continue
+        length = op.params["length"] if op.kernel == "scan" else 1
+        enter = {q: wide[op.inputs[p]].dtype for p, q in taken(op).items() if op.inputs[p] in wide}
+        for r, b in enumerate(bodies):
+            own = enter if r == len(bodies) - 1 else {}
+            moved_there, left = _of_body(b, mesh, times * length, rounds, (*path, (k, r)), own)
+            found += moved_there
+        for q in stacked(op):
+            if q in left:
+                wide[op.outputs[q]] = replace(graph.values[op.outputs[q]], dtype=left[q])
+    return found, {q: wide[v].dtype for q, v in enumerate(graph.outputs) if v in wide}
+
+
+def _left_wide(op: Operation, graph: BlockGraph, wide: Mapping[int, TensorType]) -> str | None:
+    """The dtype of what an operation makes where operands are not rounded; None where that is its
+    own. Contractions read such operands, and what only moves them on keeps them as they are."""
+    if op.kernel == "round_operand":
+        (v,) = op.inputs
+        return wide.get(v, graph.values[v]).dtype
+    if len(op.outputs) != 1 or "precision" in op.params:
+        return None
+    own = graph.values[op.outputs[0]].dtype
+    data = [v for v in op.inputs if graph.values[v].dtype == own and v in wide]
+    return wide[data[0]].dtype if data else None
 
 
 def _beside(

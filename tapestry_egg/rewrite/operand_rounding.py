@@ -15,6 +15,7 @@ from typing import Any
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.loops import stacked, taken
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.repeated import repeat_cheap
 
@@ -169,7 +170,7 @@ def _carried(
     for op in reversed(graph.operations):
         rounds: Collection[int] = _rounded_operands(graph, op, reads)
         if op.regions:
-            made = frozenset(k for k in _stacked(op) if alone(op.outputs[k]))
+            made = frozenset(k for k in stacked(op) if alone(op.outputs[k]))
             found.update(op.outputs[k] for k in made)
             rounds = _sliced(op, reads, made)
         elif len(op.outputs) == 1 and _moves(graph, op, reads.keys()) and alone(op.outputs[0]):
@@ -180,35 +181,17 @@ def _carried(
     return frozenset(found), frozenset(k for k, v in enumerate(graph.inputs) if alone(v))
 
 
-def _stacked(op: Operation) -> range:
-    """The results of a scan that hold something of every round; no other loop has any."""
-    first = int(op.params["num_carry"]) if op.kernel == "scan" else len(op.outputs)
-    return range(first, len(op.outputs))
-
-
-def _given(op: Operation) -> Mapping[int, int]:
-    """The operands of a loop that its body takes and does not carry -> their places there."""
-    if op.kernel == "scan":
-        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
-        places = [*range(consts), *range(consts + carries, len(op.inputs))]
-        return {p: p for p in places}
-    if op.kernel == "while":
-        tests, consts = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
-        return {tests + k: k for k in range(consts)}
-    return {}
-
-
 def _entering(op: Operation, operands: Collection[int]) -> tuple[frozenset[int], ...]:
     """By region of an operation, the last of which is a loop's body, the places there of operands
-    that the body takes (`_given`)."""
-    places = _given(op)
+    that the body takes (`taken`)."""
+    places = taken(op)
     others = [frozenset[int]()] * (len(op.regions) - 1)
     return (*others, frozenset(places[p] for p in operands)) if op.regions else ()
 
 
 def _sliced(op: Operation, reads: Mapping[str, str], left: frozenset[int]) -> frozenset[int]:
     """The operands of a loop, no carries, that every round reads rounded and not otherwise."""
-    places = _given(op)
+    places = taken(op)
     if not places:
         return frozenset()
     _, read = _carried(op.regions[-1], reads, left)
@@ -289,7 +272,7 @@ def _unrounded(
                 inputs = tuple(wide.get(v, v) for v in op.inputs)
                 operations.append(replace(op, inputs=inputs))
                 continue
-        places = _given(op)
+        places = taken(op)
         read: Collection[int] = places.keys()
         known = not op.regions and not wide.keys().isdisjoint(op.inputs)
         if known and _default(op.params.get("precision")):
@@ -297,13 +280,13 @@ def _unrounded(
         if any(v in wide and p not in read for p, v in enumerate(op.inputs)):
             raise PlanError("reads what is rounded for contractions only", where=where)
         inputs = tuple(wide.get(v, v) for v in op.inputs)
-        taken = [p for p in places if op.inputs[p] in wide]
+        narrow = [p for p in places if op.inputs[p] in wide]
         regions = []
-        for region, own in zip(op.regions, _entering(op, taken), strict=True):
-            entering = {places[p]: values[inputs[p]].dtype for p in taken if places[p] in own}
+        for region, own in zip(op.regions, _entering(op, narrow), strict=True):
+            entering = {places[p]: values[inputs[p]].dtype for p in narrow if places[p] in own}
             found, left = _unrounded(region, reads, entering)
             for place, dtype in left.items():
-                if place not in _stacked(op):
+                if place not in stacked(op):
                     what = "returns what is rounded for contractions only"
                     raise PlanError(what, where=f"{where}, {region.name}")
                 widened(op.outputs[place], dtype)

@@ -271,3 +271,20 @@ def test_what_rounds_of_a_while_loop_multiply_enters_it_rounded() -> None:
     assert [[op.kernel for op in r.operations] for o in back.operations for r in o.regions] == [
         [op.kernel for op in r.operations] for o in graph.operations for r in o.regions
     ]
+
+
+def test_what_is_sent_after_it_was_moved_is_told_of_platforms_that_round_nothing() -> None:
+    """A CPU sends the float32 columns of what a TPU sends as bfloat16."""
+
+    def columns(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.tanh(x @ w[:, :16])
+
+    args = np.ones((64, 64), np.float32), np.ones((64, 64), np.float32) / 64
+    pins = {"[0]": ("x", None), "[1]": ("x", None), "result": ("x", None)}
+    settings = Settings(work=0.2, front=False, workers=1)
+    plan = te.optimize(te.trace(columns, *args), "v5e:4", pins=pins, settings=settings).best()
+    assert any("bf16" in c.value for c in plan.collectives)
+    run = te.compile(plan, jax.devices()[:4])
+    moved = compare(plan, run.compile())
+    assert moved.equal, f"\n{moved}"
+    np.testing.assert_allclose(run(*args), columns(*args), rtol=1e-5)
