@@ -59,7 +59,8 @@ def gemm_of(signature: OperationSignature, extents: tuple[int, ...]) -> Gemm[flo
     slid = _slid(signature.inputs[p], signature, {d for d, x in enumerate(place) if x == _BATCH})
     slid |= between
     convolved = _convolved(signature, extents, place, slid, summed) if slid else None
-    return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs, out, convolved)
+    asked = signature.precision
+    return Gemm(sizes[0], sizes[1], sizes[2], sizes[3], lhs, rhs, out, convolved, asked)
 
 
 def _place(left: bool, right: bool, kept: bool) -> int:
@@ -101,6 +102,9 @@ def _convolved(
     grouped = prod(n for n, x in zip(extents, place, strict=True) if x == _BATCH) > 1
     beside = signature.scratch.beside if signature.scratch else ()
     form = float(to_weights) + (2.0 if grouped else 0.0)
+    along = [d for d in slid if place[d] in (_ROWS, _NEITHER) and signature.index[d].size > 1]
+    if form == 2.0 and len(along) == 1:
+        form = 4.0
     return Convolved(form, sqrt(channels), evaluate(beside, extents))
 
 

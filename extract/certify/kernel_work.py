@@ -20,9 +20,9 @@ from tapestry_egg.machine.costs import (
     like_roofline,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
-from tapestry_egg.machine.kernel_rates import kernel_rate
 from tapestry_egg.machine.split_k import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.metakernels.signatures.signature import (
@@ -36,7 +36,7 @@ from tapestry_egg.metakernels.signatures.signature import (
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
-from tapestry_egg.schedule.traffic import UnitTraffic
+from tapestry_egg.schedule.traffic import UnitTraffic, scattered_bytes
 from tapestry_egg.schedule.units import Unit
 
 from .contractions import gemm_of, is_contraction, is_product, sums_columns
@@ -95,6 +95,8 @@ def kernel_work(
             traffic += share * block
         else:
             traffic += evaluate(some, extents[i]) * program.types[v].itemsize
+        if not port and signature.scattered is not None and signature.scattered.operand == p:
+            traffic += scattered_bytes(signature, extents[i], target)
     for v, share in zip(unit.outputs, through.writes, strict=True):
         traffic += share * (elements(program.types[v], given[v], mesh) * program.types[v].itemsize)
     if port:
@@ -122,12 +124,13 @@ def kernel_work(
     if through.is_free(not any(given[v].partial for v in unit.outputs)):
         inside = joules(flops, 0.0, 0.0, 0.0, mesh.devices, target, dtype, contraction)
         return Work(joules=float(inside), flops=flops)
-    seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm))
+    steps = evaluate(own.steps, extents[unit.members[-1]])
+    seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm, steps))
     energy = joules(flops, traffic, 0.0, seconds, mesh.devices, target, dtype, contraction)
     roofline = {
         "compute": work / target.rate(dtype, contraction),
         "memory": traffic / target.hbm_bytes_per_second,
-        "launch": target.launch_seconds,
+        "launch": max(target.launch_seconds, steps * target.step_seconds),
     }
     bound, wire = max(roofline, key=lambda k: roofline[k]), 0.0
     for sent in instances[-1].signature.sent_types:

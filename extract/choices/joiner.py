@@ -349,7 +349,7 @@ class Joiner:
         gemm = self.costs.gemm(unit, choice)
         flops = np.array([w.flops for w in ways])
         moved = np.array([w.moved for w in ways])
-        seconds, energy = self.costs.kernel(unit, flops, moved, read, made, gemm)
+        seconds, energy = self.costs.kernel(unit, choice, flops, moved, read, made, gemm)
         parts = self.costs.split(unit, gemm, len(ways))
         scratch = stored_blocks(unit, choice, self.schedule, self.saturated, self.mesh, self.target)
         wire = np.zeros(len(ways))
@@ -436,7 +436,7 @@ class Joiner:
                         moved += moved_of[own[:, m], p]
             read, made = self._shown(part, own)
             total[:2] += self.costs.kernel(
-                part, flops, moved, read, made, self.costs.gemm(part, own)
+                part, own, flops, moved, read, made, self.costs.gemm(part, own)
             )
             ends = made[0] if part is inner.first else read[-1]
             sides.append(np.array([table.number[self.layouts[n]] for n in ends], dtype=np.int64))

@@ -19,10 +19,10 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tables.gemm import Gemm
+from tapestry_egg.machine.tables.kernel_rates import convolution_rate, kernel_rate
 from tapestry_egg.machine.tables.lookup import measured_collective, measured_gemm
 from tapestry_egg.monoids import monoids
 
-from .kernel_rates import convolution_rate, kernel_rate
 from .target import Target
 from .topology import Span
 
@@ -42,6 +42,7 @@ def kernel_seconds(
     target: Target,
     contraction: bool,
     gemm: Gemm[Amount] | None = None,
+    steps: Amount | float = 0.0,
 ) -> Amount:
     """Time of one kernel: max(flops / rate, hbm_bytes / bandwidth) + launch.
 
@@ -54,16 +55,19 @@ def kernel_seconds(
     flops at the rate that products keep up within the device's power (`Target.sustained`). A
     convolution takes what was measured of as many channels (`kernels/convolution.yaml`), where
     anything was, and a kernel more where it has a padded operand: its implicit product lies outside
-    what tables hold.
+    what tables hold. None takes less than `steps` that wait for one another
+    (`Target.step_seconds`).
     """
+    dtype = target.computed_as(dtype)
     memory = hbm_bytes / target.hbm_bytes_per_second
+    memory = _larger(memory, memory * 0.0 + steps * target.step_seconds)
     if gemm is not None and gemm.convolved is not None:
         attained = convolution_rate(gemm.convolved, dtype, target.name)
         if attained is not None:
             padded = gemm.convolved.padded
             copies = copying_seconds(2.0 * padded, padded * 0.0 + (padded > 0), target)
             return _larger(flops / attained, memory) + target.launch_seconds + copies
-    if gemm is not None and target.matmuls is not None:
+    if gemm is not None and target.matmuls is not None and "@" not in dtype:
         measured = measured_gemm(gemm, target.matmuls, target.launch_seconds)
         if measured is not None:
             measured = measured / target.matmul_speed
@@ -84,9 +88,9 @@ def like_roofline(
     spilled: float = 0.0,
 ) -> Amount:
     """The flops that take as long at the target's sustained rate as these do in a kernel whose own
-    rate has been measured (`kernel_rates.py`). Of all others the same ones, and those that take as
-    long as the `spilled` bytes do that each of them moves: such a kernel runs in blocks, one part
-    after the other."""
+    rate has been measured (`tables/kernel_rates.py`). Of all others the same ones, and those that
+    take as long as the `spilled` bytes do that each of them moves: such a kernel runs in blocks,
+    one part after the other."""
     rate, own = kernel_rate(kernel, measured, dtype, target.name), target.rate(dtype, contraction)
     if rate is None:
         return flops * (1.0 + spilled * own / target.hbm_bytes_per_second) if spilled else flops

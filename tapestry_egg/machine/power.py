@@ -114,6 +114,8 @@ def at_clock(target: Machine, mhz: float) -> Machine:
         mhz=0.0 if mhz == clock.mhz else mhz,
         peak=tuple((k, x * faster) for k, x in target.peak),
         vector=tuple((k, x * faster) for k, x in target.vector),
+        attained=tuple((k, x * faster) for k, x in target.attained),
+        step_seconds=target.step_seconds / faster,
         matmul_speed=target.matmul_speed * faster,
         power=replace(
             power,

@@ -14,10 +14,13 @@ from typing import Literal
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tables.collectives import collective_table
+from tapestry_egg.machine.tables.families import computed_as, families
 from tapestry_egg.machine.tables.files import TableFile
 from tapestry_egg.machine.tables.matmuls import matmul_table
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
+from .caches import Caches as Caches
+from .caches import read_caches
 from .combiner import Combiner as Combiner
 from .combiner import read_combiner
 from .fusion_costs import FusionCosts, read_fusion_costs
@@ -34,6 +37,7 @@ from .topology import Link as Link
 from .topology import Span as Span
 from .topology import (
     boundaries,
+    check_shape,
     factorizations,
     find_spans,
     is_chain,
@@ -78,12 +82,16 @@ class Target:
     matmuls: TableFile | None = None  # measured times of products of matrices
     # Flop/s of products of matrices, again and again, at which the device draws all of its power.
     sustained: tuple[tuple[str, float], ...] = ()
+    # Flop/s of contractions that no table holds, where they are not the usual share of the peak.
+    attained: tuple[tuple[str, float], ...] = ()
     matmul_speed: float = 1.0  # how much faster than the device that the table was measured on
     collectives: TableFile | None = None  # measured times over the innermost level
     link_speed: float = 1.0  # how much faster its links are than those of that table
     # As what contractions at default precision read their operands, where not as they are.
     operands: tuple[tuple[str, str], ...] = ()
     split_k: SplitK | None = None  # how its compiler splits products; None where it splits none
+    step_seconds: float = 0.0  # of a step that waits for the one before, inside a kernel
+    caches: Caches | None = None  # None: scattered elements cost what others do
     fusing: FusionCosts | None = None  # of what kernels compute again; None: costs nothing
     combiner: Combiner | None = None  # which collectives its compiler makes into one; None: none
     tiles: Tiles | None = None  # in which arrays lie in memory; None: element by element
@@ -100,7 +108,7 @@ class Target:
     reserves: bool = False
 
     def __post_init__(self) -> None:
-        _check_shape(self)
+        check_shape(self.name, self.spec, self.shape, self.levels)
 
     @property
     def devices(self) -> int:
@@ -146,24 +154,32 @@ class Target:
         A dtype without an entry runs as the family it belongs to (`float8_e4m3fn` as float8,
         `uint8` as int8, `complex64` as float32), else outside the matrix units, else as float32.
         """
-        if contraction:
-            table = dict(self.peak)
-            for name in _families(dtype):
-                if name in table:
-                    return table[name] * self.flops_efficiency
-        table = dict(self.vector)
-        for name in _families(dtype):
-            if name in table:
-                return table[name] * self.flops_efficiency
-        return table["float32"] * self.flops_efficiency
+        attained = dict(self.attained) if contraction else {}
+        for name in families(dtype):
+            if name in attained:
+                return attained[name]
+            if contraction and name in dict(self.peak):
+                break
+        return self.peak_rate(dtype, contraction) * self.flops_efficiency
 
     def sustained_rate(self, dtype: str) -> float:
         """Flop/s that products of matrices can keep up within the device's power."""
-        return dict(self.sustained).get(dtype, inf)
+        kept = dict(self.sustained)
+        return next((kept[name] for name in families(dtype) if name in kept), inf)
 
     def peak_rate(self, dtype: str, contraction: bool) -> float:
         """The published flop/s of the unit that does the work (see `rate`)."""
-        return self.rate(dtype, contraction) / self.flops_efficiency
+        tables = [dict(self.peak), dict(self.vector)] if contraction else [dict(self.vector)]
+        for table in tables:
+            for name in families(dtype):
+                if name in table:
+                    return table[name]
+        return tables[-1]["float32"]
+
+    def computed_as(self, dtype: str) -> str:
+        """What a product of a dtype with its precision computes in: `float32@highest`, or without
+        the precision where that changes nothing here."""
+        return computed_as(dtype, dict(self.peak))
 
     def held(self, devices: int) -> int:
         """How many devices a plan on so many of them keeps powered and paid for."""
@@ -243,54 +259,6 @@ class Target:
 _AXES = "xyzwvu"
 
 
-def _families(dtype: str) -> tuple[str, ...]:
-    """Names under which a rate for `dtype` may be listed, the closest first."""
-    if dtype.startswith("float8"):
-        return (dtype, "float8", "bfloat16")
-    if dtype.startswith(("float4", "float6")):
-        return (dtype, "float4", "float8", "bfloat16")
-    if dtype in ("int2", "int4", "int8", "uint2", "uint4", "uint8", "bool"):
-        return (dtype, "int8")
-    return {
-        "float16": ("float16", "bfloat16"),
-        "tensorfloat32": ("tensorfloat32", "float32"),
-        "complex64": ("float32",),
-        "complex128": ("float64",),
-    }.get(dtype, (dtype,))
-
-
-def _check_shape(target: Target) -> None:
-    shape, levels = target.shape, target.levels
-    if not levels:
-        raise TargetError(f"{target.name} has no levels", hint="Give it at least one.")
-    if not shape or any(n < 1 for n in shape):
-        raise TargetError(f"{shape} is not a shape of {target.name}", hint="Counts are positive.")
-    most = levels[0].rank + len(levels) - 1
-    if len(shape) > most:
-        raise TargetError(
-            f"{target.spec} has {len(shape)} dims, {target.name} at most {most}",
-            hint=f"Outermost first: {_describe_levels(levels)}.",
-        )
-    end = len(shape)
-    for level in levels:
-        dims = shape[max(0, end - level.rank) : end]
-        end -= len(dims)
-        if level.max and any(
-            n > m for n, m in zip(sorted(dims)[::-1], sorted(level.max)[::-1], strict=False)
-        ):
-            raise TargetError(
-                f"{target.spec} is too large: {level.name} joins at most "
-                f"{'x'.join(map(str, level.max))} devices",
-                hint=f"Outermost first: {_describe_levels(levels)}.",
-            )
-
-
-def _describe_levels(levels: tuple[Level, ...]) -> str:
-    outer = [f"number over the {level.name}" for level in levels[:0:-1]]
-    inner = f"{levels[0].name} " + ("x".join(map(str, levels[0].max)) or "any number")
-    return ", then ".join([*outer, inner + (" at most" if levels[0].max else "")])
-
-
 def known_targets() -> tuple[str, ...]:
     """Names of the targets that come with the package, sorted."""
     folder = resources.files("tapestry_egg.machine") / "targets"
@@ -354,6 +322,7 @@ def check_machine(target: Target, where: str) -> None:
         *((f"peak.{k}", x) for k, x in target.peak),
         *((f"vector.{k}", x) for k, x in target.vector),
         *((f"sustained.{k}", x) for k, x in target.sustained),
+        *((f"attained.{k}", x) for k, x in target.attained),
         ("power.max_watts", power.max_watts),
         *(
             (f"levels[{k}].bytes_per_second", x.bytes_per_second)
@@ -362,6 +331,7 @@ def check_machine(target: Target, where: str) -> None:
     ]
     others: list[tuple[str, float]] = [
         ("launch_seconds", target.launch_seconds),
+        ("step_seconds", target.step_seconds),
         ("power.idle_watts", power.idle_watts),
         ("power.kernel_watts", power.kernel_watts),
         ("power.flops_watts", power.flops_watts),
@@ -422,8 +392,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         overlap.finish()
 
     peak, vector = top.table("peak"), top.table("vector")
-    within = [top.table("sustained")] if "sustained" in top.keys() else []
-    rates = [tuple((k, t.number(k)) for k in t.keys()) for t in (peak, vector, *within)]
+    more = [top.table(k) if k in top.keys() else None for k in ("sustained", "attained")]
+    rates = [tuple((k, t.number(k)) for k in t.keys()) if t else () for t in (peak, vector, *more)]
     if "float32" not in vector.keys():
         raise vector.error("vector has no entry float32")
     operands: tuple[tuple[str, str], ...] = ()
@@ -432,6 +402,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
     split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
     fusing = read_fusion_costs(top.table("fusing")) if "fusing" in top.keys() else None
+    caches = read_caches(top.table("caches")) if "caches" in top.keys() else None
+    step = top.number("step_seconds", zero=True) if "step_seconds" in top.keys() else 0.0
     combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
     tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
     flags = ("epilogues", "slices", "reserves")
@@ -473,7 +445,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         hbm_bytes_per_second=hbm_rate,
         peak=rates[0],
         vector=rates[1],
-        sustained=rates[2] if within else (),
+        sustained=rates[2],
+        attained=rates[3],
         flops_efficiency=flops_efficiency,
         launch_seconds=launch,
         power=power,
@@ -491,6 +464,8 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         operands=operands,
         split_k=split_k,
         fusing=fusing,
+        step_seconds=step,
+        caches=caches,
         combiner=combiner,
         tiles=tiles,
         epilogues=epilogues,

@@ -320,3 +320,35 @@ def read_level(table: Table) -> Level:
         )
     table.finish()
     return level
+
+
+def check_shape(name: str, spec: str, shape: tuple[int, ...], levels: tuple[Level, ...]) -> None:
+    """Raise TargetError where a machine cannot have so many devices per level."""
+    if not levels:
+        raise TargetError(f"{name} has no levels", hint="Give it at least one.")
+    if not shape or any(n < 1 for n in shape):
+        raise TargetError(f"{shape} is not a shape of {name}", hint="Counts are positive.")
+    most = levels[0].rank + len(levels) - 1
+    if len(shape) > most:
+        raise TargetError(
+            f"{spec} has {len(shape)} dims, {name} at most {most}",
+            hint=f"Outermost first: {_describe_levels(levels)}.",
+        )
+    end = len(shape)
+    for level in levels:
+        dims = shape[max(0, end - level.rank) : end]
+        end -= len(dims)
+        if level.max and any(
+            n > m for n, m in zip(sorted(dims)[::-1], sorted(level.max)[::-1], strict=False)
+        ):
+            raise TargetError(
+                f"{spec} is too large: {level.name} joins at most "
+                f"{'x'.join(map(str, level.max))} devices",
+                hint=f"Outermost first: {_describe_levels(levels)}.",
+            )
+
+
+def _describe_levels(levels: tuple[Level, ...]) -> str:
+    outer = [f"number over the {level.name}" for level in levels[:0:-1]]
+    inner = f"{levels[0].name} " + ("x".join(map(str, levels[0].max)) or "any number")
+    return ", then ".join([*outer, inner + (" at most" if levels[0].max else "")])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
@@ -14,20 +13,17 @@ from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.projections import ProjectionForm, RowsText
 from tapestry_egg.metakernels.language.scopes import Inner, Names, Scope
 from tapestry_egg.metakernels.language.template import Template
+from tapestry_egg.metakernels.signatures.amounts import Polynomial
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.metakernels.signatures.signature import (
-    Elements,
-    OperationSignature,
-    Passage,
-    Polynomial,
-    Scratch,
-)
+from tapestry_egg.metakernels.signatures.signature import Elements, OperationSignature, Passage
 from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, Row, is_extent
 from tapestry_egg.monoids import monoids, single_monoids
 from tapestry_egg.zspace import Projection, ZRange
 
+from . import pricing as priced_by
 from .binding import Spans, bind_names, places, ports
 from .index_space import IndexSpace, index_space
+from .pricing import polynomial
 
 _MOST_OUTPUTS = 4096
 
@@ -99,15 +95,18 @@ def instantiate(
         dilates=_flag(template.dilates, names),
         adds=_flag(template.adds, names),
         carried=_carried(template, names, inputs, types),
-        flops=() if template.flops is None else _polynomial(template.flops, priced),
+        flops=() if template.flops is None else polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),
         fusion=template.fusion,
         in_products=template.in_products,
         elements=_elements(template, names),
         commutes=template.commutes,
-        measured=_measured(template, names),
-        spilled=_spilled(template, names),
-        scratch=_scratch(template, names, priced),
+        measured=priced_by.measured(template, names),
+        spilled=priced_by.spilled(template, names),
+        steps=priced_by.steps(template, priced),
+        scattered=priced_by.scattered(template, names, priced, inputs),
+        precision=priced_by.precision(template, names),
+        scratch=priced_by.scratch(template, names, priced),
         outside=outside,
         placed=_placed(template, names, index),
         skips=_skips(template, names, inputs),
@@ -370,62 +369,6 @@ def _passages(
     return tuple(found)
 
 
-def _polynomial(text: Expression, scope: Mapping[str, Any]) -> Polynomial:
-    value = text(scope)
-    if isinstance(value, int | float):
-        value = scope["@all"] * value
-    if not isinstance(value, Cost):
-        raise text.error(f"{value!r} is not a polynomial in index groups")
-    merged: dict[tuple[int, ...], float] = {}
-    for coefficient, dims in value.terms:
-        if not math.isfinite(coefficient):
-            raise text.error(f"a coefficient is {coefficient}")
-        key = tuple(sorted(dims))
-        merged[key] = merged.get(key, 0.0) + coefficient
-    return tuple((c, dims) for dims, c in merged.items() if c)
-
-
-def _measured(template: Template, names: Names) -> tuple[float, ...] | None:
-    text = template.measured
-    if text is None:
-        return None
-    value = text(names)
-    if not isinstance(value, tuple) or not all(isinstance(x, int | float) for x in value):
-        raise text.error(f"{value!r} is not a list of numbers")
-    return tuple(map(float, value))
-
-
-def _spilled(template: Template, names: Names) -> float:
-    text = template.spilled
-    value = 0.0 if text is None else text(names)
-    if text is not None and (not isinstance(value, int | float) or not 0.0 <= value < math.inf):
-        raise text.error(f"{value!r} is not a number of bytes")
-    return float(value)
-
-
-def _scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scratch | None:
-    texts = template.scratch
-    if not texts:
-        return None
-    beside = _polynomial(texts["beside"], scope)
-    if "blocks" not in texts:
-        return Scratch(0.0, (), (), beside)
-    blocks = texts["blocks"](names)
-    if not isinstance(blocks, int | float) or not 0.0 <= blocks < math.inf:
-        raise texts["blocks"].error(f"{blocks!r} is not a number of blocks")
-    fused = texts["fused"](names) if "fused" in texts else blocks
-    if not isinstance(fused, int | float) or not 0.0 <= fused <= blocks:
-        raise texts["fused"].error(f"{fused!r} is no number of blocks up to {blocks!r}")
-    scores = _polynomial(texts["scores"], scope)
-    if "along" not in texts:
-        row = _polynomial(texts["row"], scope)
-        return Scratch(float(blocks), scores, row, beside, fused=float(fused))
-    along = _polynomial(texts["along"], scope)
-    if len(along) != 1:
-        raise texts["along"].error("is no product of index dims")
-    return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused))
-
-
 def _elements(template: Template, names: Names) -> Elements:
     text = template.elements
     if text is None:
@@ -442,5 +385,5 @@ def _reads(
     out: list[Polynomial | None] = [None] * len(inputs)
     for name, text in template.reads.items():
         for p in places(template, name, len(inputs)):
-            out[p] = _polynomial(text, scope)
+            out[p] = polynomial(text, scope)
     return tuple(out)

@@ -8,13 +8,13 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.costs import copying_seconds, kernel_seconds, like_roofline
 from tapestry_egg.machine.tables.gemm import Convolved, Gemm
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.tracing.constants import without_prepared
 
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .schedules import schedule
-from .traffic import Traffic
+from .traffic import Traffic, scattered_bytes
 from .units import Unit, is_view
 
 
@@ -32,12 +32,14 @@ def least_seconds(signature: OperationSignature, target: Target) -> float:
     if signature.fusion != "kernel":
         return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
     moved = signature.output_bytes + sum(signature.read_bytes)
+    moved += scattered_bytes(signature, signature.extents, target)
     matrix = signature.contracts
     spilled = signature.spilled
     work = like_roofline(
         signature.kernel, signature.measured, flops, dtype, target, matrix, spilled
     )
-    return float(kernel_seconds(work, moved, dtype, target, matrix, gemm))
+    steps = evaluate(signature.steps, signature.extents)
+    return float(kernel_seconds(work, moved, dtype, target, matrix, gemm, steps))
 
 
 def program_seconds(
@@ -99,7 +101,10 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
     made = zip(through.writes, unit.outputs, strict=True)
     moved = float(sum([share * program.sizes[v] for share, v in made]))
     for share, (i, p, _) in zip(through.reads, unit.reads, strict=True):
-        moved += share * program.instances[i].signature.read_bytes[p]
+        signature = program.instances[i].signature
+        moved += share * signature.read_bytes[p]
+        if signature.scattered is not None and signature.scattered.operand == p:
+            moved += scattered_bytes(signature, signature.extents, target)
     if root.port:
         return root.weight * copying_seconds(moved, through.launches, target)
     flops = sum(m.signature.whole_flops for m in members)
@@ -109,7 +114,8 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
     own = root.signature
     spilled = own.spilled
     work = like_roofline(own.kernel, own.measured, flops, dtype, target, matrix, spilled)
-    return root.weight * float(kernel_seconds(work, moved, dtype, target, matrix, gemm))
+    steps = evaluate(own.steps, own.extents)
+    return root.weight * float(kernel_seconds(work, moved, dtype, target, matrix, gemm, steps))
 
 
 def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
@@ -123,7 +129,8 @@ def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
     out = one.output_types[0].dtype
     windows = one.convolved(one.extents)
     convolved = Convolved(*map(float, windows)) if windows else None
-    return Gemm(float(batch), float(m), float(n), float(k), lhs, rhs, out, convolved)
+    sizes = float(batch), float(m), float(n), float(k)
+    return Gemm(*sizes, lhs, rhs, out, convolved, one.precision)
 
 
 def _arithmetic(root: OperationSignature, gemm: Gemm[float] | None) -> str:

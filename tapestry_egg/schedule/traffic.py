@@ -331,3 +331,23 @@ def _ends_in_sums(signature: OperationSignature) -> bool:
         for row in signature.inputs[0].matrix
     ]
     return summed == sorted(summed)
+
+
+def scattered_bytes(
+    signature: OperationSignature, extents: tuple[int, ...], target: Target
+) -> float:
+    """What elements at scattered places take beside the traffic that counts every byte once: bytes
+    of memory that take as long, on a device whose part of the index space has these
+    extents; they count with those of the operand `signature.scattered.operand`."""
+    found, caches = signature.scattered, target.caches
+    if found is None or caches is None:
+        return 0.0
+    return caches.scattered_bytes(
+        found.bytes_at(extents),
+        found.run,
+        found.unit,
+        found.within,
+        found.times,
+        found.counted,
+        target.hbm_bytes_per_second,
+    )

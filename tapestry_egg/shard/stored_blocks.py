@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.kernel_rates import kernel_rate
+from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.schedule.schedules import Schedule

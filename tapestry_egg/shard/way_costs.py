@@ -27,7 +27,7 @@ from tapestry_egg.machine.tables.gemm import Convolved, Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.schedules import Schedule
-from tapestry_egg.schedule.traffic import Traffic, UnitTraffic
+from tapestry_egg.schedule.traffic import Traffic, UnitTraffic, scattered_bytes
 from tapestry_egg.schedule.units import Unit, is_view
 
 from .strategies import Saturated, StrategyRow
@@ -56,6 +56,7 @@ class WayCosts:
         self.partial = np.array([bool(x.partial) for x in self.layouts], dtype=np.bool_)
         self._ports: dict[int, Ints] = {}
         self._work: dict[int, tuple[Floats, Floats]] = {}
+        self._steps: dict[int, Floats] = {}
         self._sizes: dict[TensorType, Floats] = {}  # by the number of a layout
         # [strategies, (batch, m, n, k)], and three more of what is convolved (`Convolved`)
         self.gemm_shapes: dict[int, Floats] = {}
@@ -87,6 +88,8 @@ class WayCosts:
                         0.0 if part is None else evaluate(part, local) * type_.itemsize
                         for part, type_ in zip(parts, model.input_types, strict=True)
                     ]
+                    if model.scattered is not None:
+                        moved[model.scattered.operand] += scattered_bytes(model, local, self.target)
                     done[local] = float(evaluate(model.flops, local)), moved
                 every.append(done[local])
             flops = np.array([f for f, _ in every])
@@ -94,21 +97,37 @@ class WayCosts:
             self._work[signature] = flops, moved_of.reshape(len(every), len(parts))
         return self._work[signature]
 
+    def steps(self, signature: int) -> Floats:
+        """Per strategy the steps of a kernel on one device that wait for one another."""
+        if signature not in self._steps:
+            model = self.saturated.encoding.signatures[signature]
+            sizes, many = [d.size for d in model.index], self._strategies(signature)
+            if not model.steps:
+                self._steps[signature] = np.zeros(len(many))
+                return self._steps[signature]
+            local = [
+                tuple([n // self.mesh.parts(c) for n, c in zip(sizes, s.cuts, strict=True)])
+                for s in many
+            ]
+            self._steps[signature] = np.array([evaluate(model.steps, x) for x in local])
+        return self._steps[signature]
+
     def _strategies(self, signature: int) -> tuple[StrategyRow, ...]:
         return self.saturated.strategies[signature]
 
     def kernel(
         self,
         unit: Unit,
+        choice: NDArray[np.int32],
         flops: Floats,
         moved: Floats,
         read: Sequence[Ints],
         made: Sequence[Ints],
         gemm: Gemm[Floats] | None,
     ) -> tuple[Floats, Floats]:
-        """Seconds, and joules of the whole mesh, of one run of the unit, per way; of it are known
-        the flops per device, the bytes that reads of parts of operands move, and the numbers of
-        the layouts that are read and made."""
+        """Seconds, and joules of the whole mesh, of one run of the unit, per way; way r runs member
+        m by its strategy `choice[r, m]`. Of it are known the flops per device, the bytes that reads
+        of parts of operands move, and the numbers of the layouts that are read and made."""
         root = self.instances[unit.root]
         signatures = [self.instances[i].signature for i in unit.members]
         moved, through = moved.copy(), self.traffic.of(unit)
@@ -135,7 +154,8 @@ class WayCosts:
         work = like_roofline(
             own.kernel, own.measured, flops, dtype, self.target, contraction, own.spilled
         )
-        seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm)
+        steps = self.steps(self.signature_of[unit.root])[choice[:, -1]] if own.steps else 0.0
+        seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm, steps)
         seconds = seconds * alone
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction
@@ -166,7 +186,8 @@ class WayCosts:
         lhs, rhs = model.input_types[dims.lhs].dtype, model.input_types[dims.rhs].dtype
         convolved = Convolved(*windows) if windows else None
         out = model.output_types[0].dtype
-        return Gemm(batch, rows, columns, depth, lhs, rhs, out, convolved)
+        asked = model.precision
+        return Gemm(batch, rows, columns, depth, lhs, rhs, out, convolved, asked)
 
     def split(self, unit: Unit, gemm: Gemm[Floats] | None, ways: int) -> Floats:
         """Bytes of what the compiler makes of a product and adds up afterwards, per way: parts of

@@ -10,8 +10,8 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.machine.kernel_rates import convolution_rate
 from tapestry_egg.machine.tables.gemm import Convolved
+from tapestry_egg.machine.tables.kernel_rates import convolution_rate
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels.signatures.signature import evaluate
 from tapestry_egg.schedule.flatten import flatten

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.errors import TargetError
-from tapestry_egg.machine import kernel_rates
 from tapestry_egg.machine.costs import kernel_seconds, like_roofline
-from tapestry_egg.machine.kernel_rates import add_kernel_rates, kernel_rate
+from tapestry_egg.machine.tables import kernel_rates
+from tapestry_egg.machine.tables.kernel_rates import add_kernel_rates, kernel_rate
 from tapestry_egg.machine.target import load_target
 
 

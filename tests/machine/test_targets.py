@@ -83,7 +83,11 @@ def test_rates_fall_back_by_family() -> None:
     h100, v5e = load_target("h100:8"), load_target("v5e:4x4")
     assert h100.rate("float8_e4m3fn", True) == pytest.approx(0.7 * 1978.9e12)
     assert h100.rate("uint8", True) == h100.rate("int8", True)
-    assert h100.rate("complex64", True) == h100.rate("float32", True)
+    a100 = load_target("a100:8")
+    assert a100.rate("complex64", True) == a100.rate("float32", True)
+    assert a100.rate("complex64@highest", True) == pytest.approx(19.5e12 * a100.flops_efficiency)
+    assert h100.rate("complex64", True) == 225e12  # attained
+    assert h100.peak_rate("complex64", True) == h100.peak_rate("float32", True)
     assert h100.rate("int32", True) == h100.rate("float32", False)  # no matrix unit for it
     assert v5e.rate("float16", True) == v5e.rate("bfloat16", True)
     assert v5e.rate("bfloat16", False) == v5e.rate("key<fry>", False) < v5e.rate("bfloat16", True)

@@ -113,6 +113,9 @@ class Template:
     reads: Mapping[str, Expression] = field(default_factory=dict)
     measured: Expression | None = None
     spilled: Expression | None = None
+    steps: Expression | None = None
+    scattered: Mapping[str, Expression] = field(default_factory=dict)
+    precision: Expression | None = None
     scratch: Mapping[str, Expression] = field(default_factory=dict)
     fusion: Fusion = "kernel"
     in_products: InProducts = "never"
@@ -128,7 +131,7 @@ class Template:
         """Every expression of the entry."""
         yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
         tables = (self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch)
-        for table in (*tables, self.carries, self.local):
+        for table in (*tables, self.scattered, self.carries, self.local):
             yield from table.values()
         for form in self.project.values():
             yield from form.texts()
@@ -139,7 +142,7 @@ class Template:
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
         single = [self.when, self.elements, self.flops, self.measured, self.spilled]
-        single += [self.dilates, self.adds, self.settled, self.same_as]
+        single += [self.dilates, self.adds, self.settled, self.same_as, self.steps, self.precision]
         yield from (e for e in single if e is not None)
 
     def unset(self, given: Collection[str]) -> tuple[str, ...]:

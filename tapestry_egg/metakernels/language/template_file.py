@@ -47,6 +47,9 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       reads: {operand: "@m"}                  elements read, where not the footprint
       measured: "[$causal, $width]"           where its rates are in tables of measured kernels
       spilled: 0.5                            bytes through memory per flop where they are not
+      steps: 8 * $n                           what waits for one another: see below
+      scattered: {of: x, elements: "@m", ..}  what lies at places that are data: see below
+      precision: $precision                   of a product: see below
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       fusion: kernel                          view | loop | reduce | kernel
       in_products: never                      always | not_in_bfloat16 | again | never: see below
@@ -68,6 +71,14 @@ that is fewer, if products compute what is made of them: `fused`), and as polyno
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
 kernel that has no scores only says `beside`. In the place of `row` stands `along`, the product of
 those index dims of which the longest is cut into blocks.
+`steps:` are so many that wait for one another, as columns of a decomposition do, in steps of a
+Cholesky decomposition, for which targets have a time; a polynomial, or their number in all.
+`scattered:` says what the kernel reads, or adds to, at places that are data: bytes of so many
+`elements`, counted with those of the operand `of`, lie together in runs of `run` elements, each of
+them anywhere among `within`; they are touched `times` times (2: read and written), `unit` at a time
+by its threads (the whole run, if it is left out).
+`precision:` is the parameter of that name of a product: high and highest count, and presets of
+algorithms that are as much.
 `in_products:` says whether XLA for GPUs computes the kernel inside the product of matrices that
 reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded,
 `again` where it does so in every such product, and may store the result for others all the same.
@@ -133,8 +144,8 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
     "passages initial straight moves takes repeats stored writes dilates adds joins carries "
-    "settled same_as outside placed skips flops reads measured spilled scratch fusion in_products "
-    "elements commutes local"
+    "settled same_as outside placed skips flops reads measured spilled steps scattered precision "
+    "scratch fusion in_products elements commutes local"
 ).split()
 
 
@@ -205,6 +216,9 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         reads=table("reads"),
         measured=one("measured"),
         spilled=one("spilled"),
+        steps=one("steps"),
+        scattered=_scattered(file, entry["scattered"]) if "scattered" in entry else {},
+        precision=one("precision"),
         scratch=_scratch(file, entry["scratch"]) if "scratch" in entry else {},
         fusion=cast(Fusion, word("fusion", get_args(Fusion), "kernel")),
         in_products=cast(InProducts, word("in_products", get_args(InProducts), "never")),
@@ -223,6 +237,15 @@ def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
         raise file.error(
             node,
             "`scratch` has the parts blocks, fused, scores, row or along, and beside, or beside",
+        )
+    return found
+
+
+def _scattered(file: TemplateNodes, node: Any) -> dict[str, Expression]:
+    found = file.expressions(node, "`scattered`")
+    if set(found) - {"unit"} != {"of", "elements", "run", "within", "times"}:
+        raise file.error(
+            node, "`scattered` has the parts of, elements, run, within and times, and perhaps unit"
         )
     return found
 

@@ -12,24 +12,17 @@ from typing import Literal
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.zspace import Projection, ZRange
 
+from .amounts import BLOCKS as BLOCKS
+from .amounts import LEAST as LEAST
+from .amounts import MOST as MOST
+from .amounts import ROOM as ROOM
+from .amounts import Polynomial, Scattered, Scratch
+from .amounts import evaluate as evaluate
+
 Role = Literal["map", "reduce", "scan", "whole"]
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
 InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
-
-#: A polynomial over index extents: sum over terms of coefficient × product of the named extents.
-#: `((2.0, (0, 1, 2)),)` is 2·n0·n1·n2.
-Polynomial = tuple[tuple[float, tuple[int, ...]], ...]
-#: Bytes of the scores that kernels in blocks compute at a time: what caches hold beside operands,
-#: so that a block that is stored between two products is not read from memory. On CPUs 4 MiB were
-#: the fastest of 2 to 16.
-ROOM = 4 << 20
-#: The least extent of a block of scores along the dim that is cut into blocks: with fewer, what is
-#: read for a product takes longer than the product.
-LEAST = 256
-#: Where attention has more than so many blocks they are larger, up to `MOST` bytes of scores: each
-#: is so many kernels more. On an H100 a step of GPT-2 in blocks of 4 MiB took thrice as long.
-BLOCKS, MOST = 16, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +108,9 @@ class OperationSignature:
     `commutes` the two operands may change places.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
     where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
-    are in memory while it runs.
+    are in memory while it runs. It takes so many `steps` that wait for one another, as columns of a
+    decomposition do, and reads or writes elements that are `scattered`. Of a product `precision` is
+    high or highest where one is asked for.
     Along the index dims `placed` the kernel's result depends on where its block lies, as that of a
     counter does: whoever runs it on a block must see to it. Along all others the kernel on the
     boxes of some index points gives what the whole has there.
@@ -152,6 +147,9 @@ class OperationSignature:
     commutes: bool = False
     measured: tuple[float, ...] | None = None
     spilled: float = 0.0
+    steps: Polynomial = ()
+    scattered: Scattered | None = None
+    precision: str = ""
     scratch: Scratch | None = None
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
@@ -302,7 +300,9 @@ class OperationSignature:
         made = prod([extents[d] for d in dims.n])
         groups = prod([extents[d] for d in dims.batch])
         padded = evaluate(self.scratch.beside, tuple(extents)) if self.scratch else 0.0
-        return 2 * (groups > 1) + weights, float(read * made) ** 0.5, padded
+        slid = [d for d in dims.m if d in dims.moving and self.index[d].size > 1]
+        form = 4 if groups > 1 and not weights and len(slid) == 1 else 2 * (groups > 1) + weights
+        return form, float(read * made) ** 0.5, padded
 
     @property
     def is_product(self) -> bool:
@@ -456,44 +456,3 @@ def carried_type(type_: TensorType) -> TensorType:
     if name.startswith("float4"):
         return TensorType(shape, "uint32")  # by way of float32, which has all of them
     return TensorType(shape, f"uint{type_.itemsize * 8}")
-
-
-@dataclass(frozen=True, slots=True)
-class Scratch:
-    """What a kernel takes beside operands and results while it runs, in bytes.
-
-    Of one that runs in blocks of its scores a block holds what has `ROOM`, or where there are more
-    than `BLOCKS` of them up to `MOST`, and one `row` at least; `blocks` of them are there at a
-    time, `fused` where products compute what is made of them (`Target.epilogues`), and what
-    `beside` says. Others have no blocks. All in index extents. Blocks lie along the longest of the
-    index dims `along`, if there are any, and have `ROOM` and `LEAST` of it.
-    """
-
-    blocks: float
-    scores: Polynomial
-    row: Polynomial
-    beside: Polynomial
-    along: tuple[int, ...] = ()
-    fused: float = 0.0
-
-    def bytes_at(self, extents: tuple[int, ...], epilogues: bool = False) -> float:
-        """On a device whose part of the index space has these extents."""
-        scores, least = evaluate(self.scores, extents), evaluate(self.row, extents)
-        if self.along:
-            least = LEAST * scores / max(extents[d] for d in self.along)
-        else:
-            least = max(least, min(scores / BLOCKS, float(MOST)))
-        block = min(scores, max(float(ROOM), least))
-        blocks = self.fused if epilogues else self.blocks
-        return blocks * block + evaluate(self.beside, extents)
-
-
-def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:
-    """Value of a polynomial at the given index extents."""
-    total = 0.0
-    for coefficient, dims in polynomial:
-        term = coefficient
-        for d in dims:
-            term *= extents[d]
-        total += term
-    return total

@@ -12,7 +12,8 @@ import numpy as np
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import itemsize
 
-from .signature import Polynomial, Role
+from .amounts import Polynomial
+from .signature import Role
 
 Ints = tuple[int, ...]
 
@@ -299,6 +300,19 @@ def _bits(dtype: str) -> int:
     )
 
 
+def _greatest_prime(n: int) -> int:
+    """The greatest prime factor of a number; 1 of 1 and of less."""
+    if type(n) is not int or n.bit_length() > 53:
+        raise TypeError(f"{n!r} is not a size")
+    found, p = 1, 2
+    while p * p <= n:
+        if n % p == 0:
+            found, n = p, n // p
+        else:
+            p += 1 if p == 2 else 2
+    return max(found, n)
+
+
 #: All that an expression can call. Every function is pure and total up to ValueError/TypeError.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
@@ -317,6 +331,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "fail": _fail,
     "gcd": gcd,
     "get": lambda mapping, key, default=None: mapping.get(key, default),
+    "greatest_prime": _greatest_prime,
     "index": _index,
     "integers": lambda values: all(type(v) is int for v in values),
     "kind": kind,

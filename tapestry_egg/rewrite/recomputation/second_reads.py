@@ -14,7 +14,7 @@ from typing import Literal
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.machine.kernel_rates import has_rates
+from tapestry_egg.machine.tables.kernel_rates import has_rates
 from tapestry_egg.metakernels import registry
 
 #: Who reads: an operation or its second instance, by the first value that it gives, or what leaves

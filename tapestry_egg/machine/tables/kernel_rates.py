@@ -28,7 +28,7 @@ from tapestry_egg.yaml_nodes import compose_yaml_text
 _FIELDS = {"devices", "dtype", "at", "flops"}
 _ADDED: list[Mapping[str, tuple[Rate, ...]]] = []
 #: Dtypes that run as another one does.
-_LIKE = {"float16": "bfloat16"}
+_LIKE = {"float16": "bfloat16", "uint32": "int32"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +52,23 @@ def convolution_rate(convolved: Convolved[Amount], dtype: str, device: str) -> A
     """Measured flop/s of convolutions of so many channels; None where no table holds them."""
     forms, channels = convolved.form, convolved.channels
     if not isinstance(channels, np.ndarray):
-        return kernel_rate("convolution", (float(forms), float(channels)), dtype, device)
+        return _convolution_rate(float(forms), float(channels), dtype, device)
     pairs, back = np.unique(np.stack([forms, channels]), axis=1, return_inverse=True)
-    rates = [kernel_rate("convolution", (f, c), dtype, device) for f, c in pairs.T.tolist()]
+    rates = [_convolution_rate(f, c, dtype, device) for f, c in pairs.T.tolist()]
     known = [r for r in rates if r is not None]
     if len(known) < len(rates):
         return None
     out: Amount = np.array(known)[back.reshape(-1)]
     return out
+
+
+def _convolution_rate(form: float, channels: float, dtype: str, device: str) -> float | None:
+    """Of a form of which nothing was measured in a dtype the rate of the one that it is a kind of:
+    groups along one dim run as groups do."""
+    found = kernel_rate("convolution", (form, channels), dtype, device)
+    return found or (
+        kernel_rate("convolution", (2.0, channels), dtype, device) if form > 3 else None
+    )
 
 
 def has_rates(kernel: str) -> bool:
