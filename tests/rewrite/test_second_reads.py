@@ -16,6 +16,7 @@ from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces, secon
 from tapestry_egg.rewrite.recomputation.second_reads import (
     Reader,
     SecondReads,
+    may_be_second,
     with_second_reads,
 )
 from tests.rewrite.test_second_instances import N, programs
@@ -135,3 +136,13 @@ def test_numbers_say_how_many_operations_are_computed_twice() -> None:
     chosen = SecondReads(((1, ("first", 4)), (3, ("first", 4))), ((0, 1),))
     assert count_twice(chosen.numbers()) == 2
     assert SecondReads.from_numbers(chosen.numbers()) == chosen
+
+
+@pytest.mark.parametrize(
+    ("kernel", "may"),
+    [("sort", True), ("cholesky", True), ("flash_attention", False), ("exp", True)],
+)
+def test_kernels_that_were_measured_may_be_computed_again_but_for_attention(
+    kernel: str, may: bool
+) -> None:
+    assert may_be_second(Operation(kernel, (0,), (1,))) == may

@@ -284,8 +284,8 @@ class Checkpoints:
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """The units before the turn that are a library's own kernels on the target (cuDNN's
-        attention): they run once.
+        """The units before the turn that are a library's attention on the target (cuDNN's), which
+        else runs in blocks of scores: they run once.
 
         On an H100 (JAX 0.11.2, bfloat16) steps of GPT-2 whose attention was computed again gave
         gradients that are not the program's, where all else computed again gave the right ones.
@@ -296,6 +296,8 @@ class Checkpoints:
         for i in self.schedule.units[u].members:
             own = self.program.instances[i].signature
             dtype = own.output_types[0].dtype if own.output_types else ""
+            if own.scratch is None or not own.scratch.blocks:
+                continue
             if kernel_rate(own.kernel, own.measured, dtype, self.target.name) is not None:
                 return True
         return False

@@ -63,10 +63,16 @@ def readers(graph: BlockGraph) -> dict[int, list[int]]:
 
 def may_be_second(op: Operation) -> bool:
     """Whether an operation may be computed again: not one that has an effect or regions, that is a
-    second instance itself, or that a library has (`Checkpoints` says why)."""
-    if op.effectful or op.regions or has_rates(op.kernel):
+    second instance itself, or attention that a library has (`Checkpoints` says why)."""
+    if op.effectful or op.regions or _is_library_attention(op.kernel):
         return False
     return bool(op.outputs) and op.remat is None
+
+
+def _is_library_attention(kernel: str) -> bool:
+    """Whether a library has somewhere what else runs in blocks of scores."""
+    blocks = any("blocks" in t.scratch for t in registry.templates().get(kernel, ()))
+    return blocks and has_rates(kernel)
 
 
 def with_second_reads(graph: BlockGraph, chosen: SecondReads) -> BlockGraph:
