@@ -78,7 +78,7 @@ class Lives:
         passing = self.owns_memory(v) and self.death(v) < self.end
         if self.owns_memory(v):
             begin, end = self.birth(v), min(self.death(v) + 2, self.end)
-            begin = min(max(begin, 2 * self.maker[v] + 2) if late else begin, end - 1)
+            begin = min(max(begin, self.tick(self.maker[v]) + 2) if late else begin, end - 1)
             if kept and passing:
                 end = next(c.at for c in copies if c.kept) + 1
                 for u in back:
@@ -99,7 +99,7 @@ class Lives:
             found.append(Buffer(begin, end, size(have), have))
         for u, needed in needs.items():
             if have in needed and (u, v) in self._doubled:
-                found.append(Buffer(2 * u + 1, self.end, size(have), have, "copy"))
+                found.append(Buffer(self.tick(u) + 1, self.end, size(have), have, "copy"))
         for c in copies:
             at = c.at
             stop = max((self.copy_end(u, v) for u in c.units), default=at + 1)
@@ -122,6 +122,10 @@ class Lives:
                 continue
             found.append(Buffer(at + 1, max(stop, at + 1), whole, c.need, "copy"))
         return found
+
+    def tick(self, u: int) -> int:
+        """The even tick of a unit."""
+        return 2 * u
 
     def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:
         if (what, v) not in self._known:
@@ -212,7 +216,7 @@ class Lives:
 
     def _over_until(self, u: int) -> int:
         """The tick of the last copies that unit u reads of what it may write over."""
-        return self._loop_end(u) if u in self._renewing else 2 * u
+        return self._loop_end(u) if u in self._renewing else self.tick(u)
 
     @cached_property
     def _renewing(self) -> Mapping[int, int]:
@@ -264,10 +268,8 @@ class Lives:
         return self._once("birth", v, self._birth)
 
     def _birth(self, v: int) -> int:
-        u = self.maker[v]
-        unit = self.schedule.units[u]
-        root = self._root(unit)
-        made = self.made(v)
+        unit = self.schedule.units[u := self.maker[v]]
+        root, made = self._root(unit), self.made(v)
         if root.port == "stream" and self.users.get(v):
             return max(made, self.first_read(v))
         if v != unit.outputs[-1] or not self.owns_memory(v):
@@ -346,7 +348,7 @@ class Lives:
         """The even tick of the last unit whose root is one of these instances; -1 without any."""
         if (start, stop) not in self._ends:
             inside = [k for k, unit in enumerate(self.schedule.units) if start <= unit.root < stop]
-            self._ends[start, stop] = 2 * max(inside) if inside else -1
+            self._ends[start, stop] = max(map(self.tick, inside), default=-1)
         return self._ends[start, stop]
 
     def read(self, u: int, v: int) -> int:
@@ -356,7 +358,7 @@ class Lives:
         leaves = root.port in _LEAVING or (
             root.port in ("carry", "stack", "branch") and self.body_of[v] != root.body
         )
-        return self._there(v) + 1 if leaves else 2 * u
+        return self._there(v) + 1 if leaves else self.tick(u)
 
     def first_read(self, v: int) -> int:
         maker = self.maker[v]
@@ -378,24 +380,22 @@ class Lives:
         return self._once("there", v, self._whole)
 
     def _whole(self, v: int) -> int:
-        u = self.maker[v]
-        root = self._root(self.schedule.units[u])
+        root = self._root(self.schedule.units[u := self.maker[v]])
         if root.port in ("carry", "stack") and v == root.outputs[-1]:
             return self._loop_end(u) + 1
         if root.port in ("input", "state"):  # those that leave are copied one after another
-            return 2 * u + 1
+            return self.tick(u) + 1
         return self.made(v)
 
     def _runs(self, v: int) -> int:
-        u = self.maker[v]
-        unit = self.schedule.units[u]
+        unit = self.schedule.units[u := self.maker[v]]
         root = self._root(unit)
         if root.port == "stack":
-            for (b, _), (start, stop) in self.program.spans.items():
-                if b == root.body and start <= unit.root < stop:
+            for (b, _), (a, z) in self.program.spans.items():
+                if b == root.body and a <= unit.root < z:
                     units = enumerate(self.schedule.units)
-                    return 2 * min(k for k, x in units if start <= x.root < stop) + 1
-        return 0 if root.port in ("input", "state") else 2 * u + 1
+                    return min(self.tick(k) for k, x in units if a <= x.root < z) + 1
+        return 0 if root.port in ("input", "state") else self.tick(u) + 1
 
     def _root(self, unit: Unit) -> Instance:
         return self.program.instances[unit.root]

@@ -4,14 +4,15 @@ Collectives of one kind over the same devices that need not wait for each other 
 their bytes, and one its latency. What they are made of then waits for the last of it, and what
 reads them comes later, so a plan gets faster and may hold more. This is done with finished plans:
 the search prices every collective on its own. Of every plan that may become one of the front it is
-told what merging saves within one limit on memory after the other (`runs.py`); those are made that
-the front would show.
+told what merging saves within one limit on memory after the other (`extract/front/runs.py`), and
+counted what it then holds; where it seems that more can be saved, more is merged
+(`extract/front/joins.py`). Those are made that the front would show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -32,6 +33,7 @@ from tapestry_egg.quantities import TIME
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
+from .joins import Joins
 from .members import Candidates
 from .merge import NetworkResult, bounded_plan, epsilon
 from .packing import packed
@@ -66,8 +68,12 @@ _TIMES = 3.0
 # others behind.
 _ROUNDS = 6
 
-# What a plan holds more than is told of it, as a share, is as good as nothing.
-_TRUE = 0.003
+# Operations that plans may have together whose peaks are counted to merge more of their copies. One
+# of 2000 takes about 7 ms.
+_MOST_COUNTED = 1_600_000
+
+# Rounded, so much is within a limit as well.
+_JUST = 1.0 + 1e-9
 
 
 def merge_collectives(
@@ -159,24 +165,45 @@ class _Posed:
 
     plan: Plan
     candidates: Candidates
+    # Within a limit on memory, what merging may save if nothing is held for what waits.
+    likely: dict[float, float] = field(default_factory=dict)
 
     @cached_property
-    def runs(self) -> Runs:
-        return Runs(self.candidates)
+    def joins(self) -> Joins:
+        return Joins(Runs(self.candidates))
 
     def cuts(self, limits: Sequence[float]) -> list[Cut]:
-        """The ways to merge that save most within limits on memory, and by levels."""
+        """The ways to merge that save most within limits on memory, and by levels, each with the
+        peak that it has."""
         found: dict[tuple[Merged, ...], Cut] = {}
-        own = self.plan.costs.peak_bytes
-        free = self.runs.within(np.inf)
+        own, runs = self.plan.costs.peak_bytes, self.joins.runs
+        free = runs.within(np.inf)
         for limit in (own, *(x for x in limits if own < x < free.peak), np.inf):
             for waits in (False, True):
-                cut = self.runs.within(limit * (1.0 + 1e-9), waits)
+                cut = runs.within(limit * _JUST, waits)
                 found.setdefault(cut.groups, cut)
-        for cut in self.runs.by_levels():
+            self.likely[limit] = cut.saved
+        for cut in runs.by_levels():
             found.setdefault(cut.groups, cut)
         worth = LEAST * self.plan.costs.seconds
-        return [cut for cut in found.values() if cut.saved >= worth]
+        counted = [self.joins.counted(cut) for cut in found.values() if cut.saved >= worth]
+        return [cut for cut in counted if cut is not None]
+
+    def within(self, cuts: Sequence[Cut]) -> Iterator[tuple[float, float]]:
+        """Limits on memory, the least that some cuts have among them, and what merging may save
+        there."""
+        yield from self.likely.items()
+        own = self.plan.costs.peak_bytes
+        least = min((cut.peak for cut in cuts), default=own)
+        if least < own:
+            yield least, self.likely[own]
+
+    def further(self, cuts: Sequence[Cut], limit: float) -> Cut:
+        """That one of some cuts which saves most within a limit, and more merged there."""
+        none = Cut((), 0.0, self.plan.costs.peak_bytes, False)
+        some = [cut for cut in cuts if cut.peak <= limit * _JUST]
+        start = max(some, key=lambda cut: cut.saved, default=none)
+        return self.joins.further(start, limit * _JUST)
 
     def costs(self, cut: Cut) -> tuple[float, float, float]:
         """What a plan so merged would have: seconds, peak, joules."""
@@ -201,7 +228,9 @@ class _Merging:
         most = limits.get(PEAK_BYTES.name, np.inf)
         posed, left = self._posed(most)
         steps = _limits([x.plan.costs.peak_bytes for x in posed])
-        ways = [(x, cut) for x in posed for cut in x.cuts(steps) if cut.peak <= most]
+        every = [(x, x.cuts([*steps, most])) for x in posed]
+        ways = [(x, cut) for x, cuts in every for cut in cuts if cut.peak <= most]
+        ways += self._further(every, most)
         told = np.array([x.costs(cut) for x, cut in ways]).reshape(-1, 3)
         known = [_costs(p) for p in self.front.plans]
         made: list[Plan] = []
@@ -230,10 +259,8 @@ class _Merging:
                 if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
                     made.append(one)
                     known.append(_costs(one))
-                if one is not None and one.costs.peak_bytes > cut.peak * (1.0 + _TRUE):
-                    # Nor is what is told of other cuts in which its kernels wait.
-                    tried |= np.array([y is x and other.waits for y, other in ways])
-        for k in np.argsort(told[:, 0], kind="stable").tolist():
+        beside = self.machine.slowdown is not None
+        for k in np.argsort(told[:, 0], kind="stable").tolist() if beside else ():
             x, cut = ways[k]
             spent += 0 if tried[k] else len(x.plan.graph.operations)
             if not tried[k] and spent <= _MOST_MORE:  # more may be true than is told
@@ -243,6 +270,39 @@ class _Merging:
                     made.append(one)
                     known.append(_costs(one))
         return made, left, len(worth())
+
+    def _further(
+        self, every: Sequence[tuple[_Posed, Sequence[Cut]]], most: float
+    ) -> list[tuple[_Posed, Cut]]:
+        """More ways to merge, none of more than `most` bytes: where runs tell of plans that are
+        faster than all that are known within a limit, if nothing is held for what waits. Where they
+        tell of most at first."""
+        known = [_costs(p)[:2] for p in self.front.plans]
+        known += [x.costs(cut)[:2] for x, cuts in every for cut in cuts]
+        open_ = [
+            (limit, x.plan.costs.seconds - saved, x, cuts)
+            for x, cuts in every
+            for limit, saved in x.within(cuts)
+            if limit <= most and limit < np.inf
+        ]
+        found: list[tuple[_Posed, Cut]] = []
+        spent = 0
+        while open_ and spent <= _MOST_COUNTED:
+            points = np.array(known)
+            least = {
+                limit: float(points[points[:, 1] <= limit * _JUST, 0].min(initial=np.inf))
+                for limit, *_ in open_
+            }
+            k = max(range(len(open_)), key=lambda n: least[open_[n][0]] / open_[n][1])
+            limit, seconds, x, cuts = open_.pop(k)
+            if seconds > (1.0 - LEAST) * least[limit]:
+                break
+            before = x.joins.tried
+            cut = x.further(cuts, limit)
+            spent += (x.joins.tried - before) * len(x.plan.graph.operations)
+            found.append((x, cut))
+            known.append(x.costs(cut)[:2])
+        return found
 
     def _posed(self, most: float) -> tuple[list[_Posed], int]:
         """Plans in which merging may save something, of those that may be the fastest within some

@@ -3,9 +3,9 @@
 Copies of one kind, in the order in which they are made, are cut into runs, each of which is one
 collective. What is merged waits in memory for the last of it, so a run has bytes at every tick that
 its members would not have apart: those of the certificate (`extract/certify/buffers.py`), in the
-order of units that the plan has. That merging may change, and so it is the finished plan that
-counts. Of all ways to cut the copies of a kind the one that takes least is found, run by run; kinds
-come one after the other, and those after have what memory is left.
+order of units that the plan has. That merging may change, and what a cut then holds is counted
+after (`extract/front/peaks.py`). Of all ways to cut the copies of a kind the one that takes least
+is found, run by run; kinds come one after the other, and those after have what memory is left.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ _Size = Callable[[Layout], float]
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Copies of a plan that are merged, the seconds that this saves, and the peak that it has; not
-    that which it has where some kernel `waits`, to whose turn more is alive, or less."""
+    """Copies of a plan that are merged, the seconds that this saves, and the peak that it has; as
+    `Runs` tells it that is of units in the plan's own order. Some kernel that reads a gathered copy
+    `waits`."""
 
     groups: tuple[Merged, ...]
     saved: float
@@ -59,7 +60,7 @@ class Runs:
     """The copies of one plan that may be merged, and what runs of them take."""
 
     def __init__(self, candidates: Candidates) -> None:
-        self._candidates, self.members = candidates, candidates.members
+        self.candidates, self.members = candidates, candidates.members
         self.walk = candidates.walk
         self._runs: dict[Kind, dict[int, list[_Run]]] = {}
         self._alone: dict[int, Floats] = {}  # value -> bytes of it and its copies, made apart
@@ -100,19 +101,19 @@ class Runs:
                     groups.append(members[k : by.stop])
                     held[by.begin : by.begin + len(by.bytes)] += by.bytes
                     later |= by.waits
-        free = untangled(groups, self._saved)
+        free = untangled(groups, self.saved)
         if len(free) == len(groups) and all(own in groups for own in free):
             return _cut(groups, saved, held, later)
         # Kinds know nothing of each other: of a circle something is cut off.
-        free = [own for own in free if self._saved(own) > 0.0]
+        free = [own for own in free if self.saved(own) > 0.0]
         held = sum((self._of(own) for own in free), self.profile)
-        return _cut(free, sum(map(self._saved, free)), held, any(map(self._waits, free)))
+        return _cut(free, sum(map(self.saved, free)), held, any(map(self._waits, free)))
 
     def by_levels(self) -> Iterator[Cut]:
         """What is put together by how many others precede copies, or follow them."""
         for which in ("before", "after"):
             for gathers in (True, False):
-                keys, saved = self._candidates.groups(which, gathers)
+                keys, saved = self.candidates.groups(which, gathers)
                 groups = [[self._by_key[key] for key in group] for group in keys]
                 held = sum((self._of(own) for own in groups), self.profile)
                 yield _cut(groups, saved, held, True)
@@ -125,9 +126,9 @@ class Runs:
     def _kinds(self) -> dict[Key, Kind]:
         return {m.key: kind for kind, own in self.members.items() for m in own}
 
-    def _saved(self, members: Sequence[Member]) -> float:
+    def saved(self, members: Sequence[Member]) -> float:
         """Seconds that copies of one kind take less if they are one."""
-        return self._candidates.saved(self._kinds[members[0].key], members)
+        return self.candidates.saved(self._kinds[members[0].key], members)
 
     def _waits(self, members: Sequence[Member]) -> bool:
         """Whether a kernel that reads one of some gathered copies waits until all are made."""

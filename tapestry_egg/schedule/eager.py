@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
+from functools import cached_property
+from heapq import heappop, heappush
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.ids import FlatId
@@ -30,50 +32,39 @@ def eager(program: FlatProgram, units: Sequence[Unit], together: Together = ()) 
     A region's units stay together. What takes one of several copies that are sent `together` waits
     for the values of all; raises PlanError where some of these are made from what reads others.
     """
-    return _Order(program, units, together).whole()
+    return [units[u] for u in Orders(program, units).taken(together)]
 
 
-class _Order:
-    """Groups of units that stay together, and which of them have run."""
+class Orders:
+    """The orders that the units of a program take, whatever is sent together."""
 
-    def __init__(self, program: FlatProgram, units: Sequence[Unit], together: Together) -> None:
+    def __init__(self, program: FlatProgram, units: Sequence[Unit]) -> None:
         self.program, self.units = program, units
         self.groups, group_of = _groups(program, units)
         self.reads = [self._reads(group) for group in self.groups]
-        maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
-        after = [{maker[v] for v in vs if v in maker} - {g} for g, vs in enumerate(self.reads)]
-        for g, taken in self._takers(together):
-            after[g] |= {maker[v] for v in taken if v in maker}
-        # How many other groups each must wait for; at nought it may run before its turn.
-        self.waiting = [len(others) for others in after]
-        self.followers: dict[int, set[int]] = defaultdict(set)
+        self.made = [{v for u in group for v in units[u].outputs} for group in self.groups]
+        self.maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
+        maker = self.maker
+        self.after = [{maker[v] for v in vs if v in maker} - {g} for g, vs in enumerate(self.reads)]
+        self.followers: list[set[int]] = [set() for _ in self.groups]
         self.users: dict[FlatId, set[int]] = defaultdict(set)
-        for g, (vs, others) in enumerate(zip(self.reads, after, strict=True)):
+        for g, (vs, others) in enumerate(zip(self.reads, self.after, strict=True)):
             for v in vs:
                 self.users[v].add(g)
             for other in others:
                 self.followers[other].add(g)
         self._note_ports()
-        self.left = {v: len(gs) for v, gs in self.users.items()}  # readers that have not run yet
-        self.done = [False] * len(self.groups)
-        # Groups whose turn came before what is sent with what they read.
-        self.overdue: set[int] = set()
-        self.order: list[Unit] = []
 
-    def _takers(self, together: Together) -> Iterator[tuple[int, list[FlatId]]]:
-        """Groups that take a copy that is sent with others, and the values of these."""
-        if not together:
-            return
-        group_of = {
-            self.program.operation_of[i]: g
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        """Operation of the program itself -> the group in which it runs."""
+        return {
+            k: g
             for g, group in enumerate(self.groups)
             for u in group
             for i in self.units[u].members
+            if (k := self.program.operation_of[i]) >= 0
         }
-        for copies in together:
-            for v, taken in copies:
-                others = [w for w, _ in copies if w != v]
-                yield from ((group_of[k], others) for k in taken if k in group_of and k >= 0)
 
     def _reads(self, group: Sequence[int]) -> set[FlatId]:
         """What the units of a group read, but for what leaves the program in the end."""
@@ -92,9 +83,45 @@ class _Order:
         self.kept = {v for u, x in roots if x.port in held for v in u.outputs}
         self.kept |= {v for u, x in roots if x.port == "output" for _, _, v in u.reads}
 
-    def whole(self) -> list[Unit]:
-        """All units in their order."""
-        for g in range(len(self.groups)):
+    def taken(self, together: Together = ()) -> list[int]:
+        """All units, by their places in `units`, in their order; taken anew from there it is the
+        same.
+
+        Raises PlanError where some values that are sent together are made from what reads others.
+        """
+        order = _Order(self, together).whole()
+        return [u for g in order for u in self.groups[g]]
+
+
+class _Order:
+    """Which groups have run, and which wait for how many others."""
+
+    def __init__(self, given: Orders, together: Together) -> None:
+        self.given = given
+        # At nought a group may run before its turn.
+        self.waiting = [len(others) for others in given.after]
+        self.behind: dict[int, set[int]] = defaultdict(set)  # what waits for what is sent together
+        for g, v in self._takers(together):
+            by = given.maker.get(v)  # its own is one that it waits for in vain
+            if by is not None and by not in given.after[g] and g not in self.behind[by]:
+                self.behind[by].add(g)
+                self.waiting[g] += 1
+        self.left = {v: len(gs) for v, gs in given.users.items()}  # readers that have not run yet
+        self.done = [False] * len(given.groups)
+        # Groups whose turn came before what is sent with what they read.
+        self.overdue: set[int] = set()
+        self.order: list[int] = []
+
+    def _takers(self, together: Together) -> Iterator[tuple[int, FlatId]]:
+        """Groups that take a copy that is sent with others, and the values of these."""
+        for copies in together:
+            for v, taken in copies:
+                groups = {self.given.group_of[k] for k in taken if k in self.given.group_of}
+                yield from ((g, w) for g in groups for w, _ in copies if w != v)
+
+    def whole(self) -> list[int]:
+        """All groups in their order."""
+        for g in range(len(self.done)):
             if self.waiting[g]:
                 self.overdue.add(g)
             else:
@@ -106,47 +133,51 @@ class _Order:
     def _run(self, g: int) -> None:
         """Run group g, then whatever can free memory now, then what those enable, before the next
         group in program order. Only groups that free are moved, and only to an earlier place, so
-        all else keeps the user's order."""
-        stack = [g]
-        while stack:
-            now = stack.pop()
+        all else keeps the user's order; what is overdue runs once nothing is left that frees, as it
+        would if its turn came then."""
+        freeing, overdue = [g], list[int]()
+        while freeing or overdue:
+            now = freeing.pop() if freeing else heappop(overdue)
             if self.done[now]:
                 continue
             self.done[now] = True
-            self.order.extend(self.units[u] for u in self.groups[now])
-            for v in self.reads[now]:
+            self.order.append(now)
+            for v in self.given.reads[now]:
                 self.left[v] -= 1
             ready = []
-            for f in sorted(self.followers[now], reverse=True):
+            for f in sorted(self.given.followers[now] | self.behind.get(now, set()), reverse=True):
                 self.waiting[f] -= 1
                 if self.waiting[f] == 0 and not self.done[f]:
                     ready.append(f)
-            freeing = [f for f in ready if f in self.overdue or self._change(f) < -_SMALL]
-            stack.extend(dict.fromkeys([*freeing, *self._last_readers(now)]))
+            frees = [f for f in ready if self._change(f) < -_SMALL]
+            for f in ready:
+                if f in self.overdue and f not in frees:
+                    heappush(overdue, f)
+            freeing.extend(dict.fromkeys([*frees, *self._last_readers(now)]))
 
     def _last_readers(self, now: int) -> list[int]:
         """What became ready earlier, and frees memory now that group `now` has read as well."""
-        found = []
-        for v in self.reads[now]:
+        found = set()
+        for v in self.given.reads[now]:
             if self.left[v] == 1:
-                (last,) = [u for u in self.users[v] if not self.done[u]] or [now]
+                (last,) = [u for u in self.given.users[v] if not self.done[u]] or [now]
                 ready = not self.done[last] and self.waiting[last] == 0
                 if ready and self._change(last) < -_SMALL:
-                    found.append(last)
-        return found
+                    found.add(last)
+        return sorted(found, reverse=True)
 
     def _change(self, g: int) -> int:
         """Bytes alive after group g, less those alive before."""
-        sizes, left, renewed = self.program.sizes, self.left, self.renewed
-        made = {v for u in self.groups[g] for v in self.units[u].outputs}
+        given, left = self.given, self.left
+        sizes, renewed = given.program.sizes, given.renewed
         grown = sum(
             sizes[v]
-            for v in made
+            for v in given.made[g]
             # A new state takes the old one's place, once nothing else reads the old one.
             if (left.get(v) and v not in renewed)
-            or (v in renewed and left.get(renewed[v], 0) > (renewed[v] in self.reads[g]))
+            or (v in renewed and left.get(renewed[v], 0) > (renewed[v] in given.reads[g]))
         )
-        freed = sum(sizes[v] for v in self.reads[g] if left[v] == 1 and v not in self.kept)
+        freed = sum(sizes[v] for v in given.reads[g] if left[v] == 1 and v not in given.kept)
         return grown - freed
 
 

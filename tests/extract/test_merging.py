@@ -210,10 +210,10 @@ def test_what_is_not_merged_for_want_of_work_is_told(
     assert tuple(note for note in notes if any(x in note for x in about)) == said
 
 
-def test_what_is_told_to_be_worse_is_tried_too_where_that_is_little_work(
+def test_beside_kernels_what_is_told_to_be_worse_is_tried_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In another order of kernels a plan may hold less than is told of it."""
+    """Seconds are a longest path there, and more may be saved than the sum tells."""
     tried: list[Any] = []
     make = merging._made
 
@@ -222,37 +222,29 @@ def test_what_is_told_to_be_worse_is_tried_too_where_that_is_little_work(
         return make(plan, groups, *rest)
 
     monkeypatch.setattr(merging, "_made", made)
-    front_of(64)
+    beside = replace(QUICK, overlap=True)
+    front_of(64, beside)
     every = set(tried)
     tried.clear()
     monkeypatch.setattr(merging, "_MOST_MORE", 0)
-    front_of(64)
+    front_of(64, beside)
     assert set(tried) < every
 
 
-def test_a_way_to_merge_that_cannot_be_made_rules_out_no_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    make = merging._made
-    monkeypatch.setattr(merging, "_MOST_MORE", 0)  # what is told to be worse is not looked at
-    monkeypatch.setattr(merging._Posed, "cuts", lambda self, _: ways(self))
+def test_where_runs_tell_of_more_copies_are_merged_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nothing but what runs tell, a front has as fast a plan as of all cuts."""
+    fastest = front_of(2048).plans[0]
+    cuts = merging._Posed.cuts
 
-    def ways(posed: Any) -> list[Any]:
-        """One in which all is merged, and one of two collectives, in both of which kernels wait."""
-        free = posed.runs.within(np.inf)
-        most = max(free.groups, key=len, default=())
-        some = replace(free, groups=(most[:2],), saved=free.saved / 2, peak=free.peak / 2)
-        return [replace(free, waits=True), replace(some, waits=True)] if len(most) > 2 else []
+    def none(posed: Any, limits: Sequence[float]) -> list[Any]:
+        cuts(posed, limits)
+        return []
 
-    whole, part = list[Plan](), list[Plan]()
-
-    def made(plan: Plan, groups: tuple[Merged, ...], *rest: Any) -> Plan | None:
-        (whole if len(groups[0]) > 2 else part).append(plan)
-        return None if len(groups[0]) > 2 else make(plan, groups, *rest)
-
-    monkeypatch.setattr(merging, "_made", made)
-    front_of(64)
-    assert any(one is other for one in whole for other in part)
+    monkeypatch.setattr(merging._Posed, "cuts", none)
+    found = front_of(2048).plans[0]
+    assert found.body.merged and found.costs.seconds < 1.01 * fastest.costs.seconds
+    monkeypatch.setattr(merging, "_MOST_COUNTED", -1)
+    assert not any(p.body.merged for p in front_of(2048).plans)
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:

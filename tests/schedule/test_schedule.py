@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -12,12 +13,18 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
-from tapestry_egg.graph.blockgraph import Operation, TensorType, verify_graph
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.repeated import repeat_cheap
-from tapestry_egg.schedule.schedules import Schedule, in_order, operation_groups, schedule
+from tapestry_egg.schedule.schedules import (
+    Schedule,
+    in_order,
+    operation_groups,
+    order_of,
+    schedule,
+)
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.trace import trace
 
@@ -173,6 +180,37 @@ def test_in_order_is_the_schedule_as_a_program() -> None:
     plan = schedule(flat)
     order = [k for group in operation_groups(flat, plan.units) for k in group]
     assert order == list(range(len(arranged.operations)))
+
+
+def test_what_waits_for_what_is_sent_with_its_copy_has_its_place_in_that_order() -> None:
+    """An order taken anew is the same: what frees memory comes before what waited until then."""
+
+    def f(x: jax.Array, y: jax.Array, z: jax.Array) -> Any:
+        one, third = jnp.cumsum(x, 1), jnp.cumsum(z, 1)
+        early, other = jnp.cumsum(one, 0), jnp.cumsum(y, 1)
+        some = jnp.einsum("ij,ij->i", third, other)
+        return some, jnp.cumsum(other, 0), jnp.tanh(early)
+
+    graph = trace(f, X, X, X).graph
+    (early, one), (late, other) = (
+        (k, op.inputs[0])
+        for k, op in enumerate(graph.operations)
+        if op.kernel == "cumsum" and op.params["axis"] == 0
+    )
+
+    def taken(graph: BlockGraph, readers: Sequence[int]) -> list[int]:
+        flat = flatten(graph, {})
+        values = flat.bodies[0].values
+        sent = [(values[v], (k,)) for v, k in zip((one, other), readers, strict=True)]
+        return order_of(flat, [sent])
+
+    order = taken(graph, (early, late))
+    makes = next(k for k, op in enumerate(graph.operations) if other in op.outputs)
+    frees = next(k for k, op in enumerate(graph.operations) if op.kernel == "dot_general")
+    assert order.index(makes) < order.index(frees) < order.index(early)
+    arranged = replace(graph, operations=tuple(graph.operations[k] for k in order))
+    again = taken(arranged, (order.index(early), order.index(late)))
+    assert again == list(range(len(order)))
 
 
 def test_a_region_is_one_operation_of_the_order() -> None:
