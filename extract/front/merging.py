@@ -4,9 +4,9 @@ Collectives of one kind over the same devices that need not wait for each other 
 their bytes, and one its latency. What they are made of then waits for the last of it, and what
 reads them comes later, so a plan gets faster and may hold more. This is done with finished plans:
 the search prices every collective on its own. Of every plan that may become one of the front it is
-told what merging saves within one limit on memory after the other (`extract/front/runs.py`), and
+told what merging saves within one limit on memory after the other (`extract/merged/runs.py`), and
 counted what it then holds; where it seems that more can be saved, more is merged
-(`extract/front/joins.py`). Those are made that the front would show.
+(`extract/merged/joins.py`). Those are made that the front would show.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.once import Once
+from tapestry_egg.extract.merged.joins import Joins
+from tapestry_egg.extract.merged.members import Candidates
+from tapestry_egg.extract.merged.runs import Cut, Runs
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable
 from tapestry_egg.extract.search.archive import Candidate, shown
@@ -33,11 +36,8 @@ from tapestry_egg.quantities import TIME
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
 
 from .front import Front, in_order, value, within
-from .joins import Joins
-from .members import Candidates
 from .merge import NetworkResult, bounded_plan, epsilon
 from .packing import packed
-from .runs import Cut, Runs
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01

@@ -17,8 +17,8 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.front.latency_prices import LatencyPrices, _solved
-from tapestry_egg.extract.front.members import Candidates
 from tapestry_egg.extract.front.plans import make_plan
+from tapestry_egg.extract.merged.members import Candidates
 from tapestry_egg.extract.problem.assemble import Weights, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import (

@@ -15,7 +15,7 @@ import tapestry_egg as te
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front import members, merging
-from tapestry_egg.extract.front.members import Candidates, Member, Which, untangled
+from tapestry_egg.extract.merged.members import Candidates, Member, Which, untangled
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule

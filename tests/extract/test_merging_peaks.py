@@ -14,9 +14,9 @@ from jax import lax
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.results import may_have_places
-from tapestry_egg.extract.front.joins import Joins
-from tapestry_egg.extract.front.peaks import Peaks
-from tapestry_egg.extract.front.runs import Cut, Runs
+from tapestry_egg.extract.merged.joins import Joins
+from tapestry_egg.extract.merged.peaks import Peaks
+from tapestry_egg.extract.merged.runs import Cut, Runs
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tests.extract.test_merging import QUICK, counted, feedback, front_of

@@ -20,10 +20,10 @@ from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front import runs as front_runs
-from tapestry_egg.extract.front.members import Candidates
 from tapestry_egg.extract.front.merging import LEAST, _Posed
-from tapestry_egg.extract.front.runs import Runs, _fits, _Run
+from tapestry_egg.extract.merged import runs as front_runs
+from tapestry_egg.extract.merged.members import Candidates
+from tapestry_egg.extract.merged.runs import Runs, _fits, _Run
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import Merged, Plan

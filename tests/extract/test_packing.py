@@ -10,10 +10,10 @@ import pytest
 
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front.members import Candidates
 from tapestry_egg.extract.front.packing import packed
 from tapestry_egg.extract.front.plans import make_plan
-from tapestry_egg.extract.front.runs import Runs
+from tapestry_egg.extract.merged.members import Candidates
+from tapestry_egg.extract.merged.runs import Runs
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable, copies_of

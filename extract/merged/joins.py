@@ -1,10 +1,10 @@
 """Joins: copies of a plan merged further, as long as all that it then holds is within a limit.
 
-Runs are cut by bytes that add up in the order of units that the plan has (`extract/front/runs.py`).
-But what waits for a merged copy keeps alive what it reads, and frees later what it would have
-freed. So collectives next to each other are made one where the plan, in the order that it then
-takes, stays within a limit (`extract/front/peaks.py`): from the first on, each with as many of
-those behind it as may be.
+Runs are cut by bytes that add up in the order of units that a plan has
+(`extract/merged/runs.py`). But what waits for a merged copy keeps alive what it reads, and frees
+later what it would have freed. So collectives next to each other are made one where the plan, in
+the order that it then takes, stays within a limit (`extract/merged/peaks.py`): from the first on,
+each with as many of those behind it as may be.
 """
 
 from __future__ import annotations

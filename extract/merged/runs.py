@@ -4,7 +4,7 @@ Copies of one kind, in the order in which they are made, are cut into runs, each
 collective. What is merged waits in memory for the last of it, so a run has bytes at every tick that
 its members would not have apart: those of the certificate (`extract/certify/buffers.py`), in the
 order of units that the plan has. That merging may change, and what a cut then holds is counted
-after (`extract/front/peaks.py`). Of all ways to cut the copies of a kind the one that takes least
+after (`extract/merged/peaks.py`). Of all ways to cut the copies of a kind the one that takes least
 is found, run by run; kinds come one after the other, and those after have what memory is left.
 """
 
