@@ -21,7 +21,7 @@ from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.plans.cost_table import KEYS
 from tapestry_egg.show.lanes import draw_lanes, lanes_svg, trace_events, write_trace
 
-BRIEF = Settings(work=0.5, workers=1, recompute=0, forms=0)
+BRIEF = Settings(work=0.2, workers=1, recompute=0, forms=0, micro_batches=())
 
 
 def step(w, x):  # type: ignore[no-untyped-def]

@@ -363,7 +363,9 @@ def descended(layers: int, rows: int) -> te.Program:
     return te.trace(step, ws, jax.ShapeDtypeStruct((rows, 64), jnp.float32), donate_argnums=0)
 
 
-@pytest.mark.parametrize(("layers", "rows"), [(8, 32768), (12, 24576)])
+@pytest.mark.parametrize(
+    ("layers", "rows"), [(8, 32768), pytest.param(12, 24576, marks=pytest.mark.slow)]
+)
 def test_many_small_sums_are_one_though_the_fastest_plan_known_sends_nothing(
     layers: int, rows: int
 ) -> None:

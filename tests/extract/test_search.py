@@ -268,6 +268,7 @@ def test_a_plan_within_a_tight_limit_is_looked_for_however_little_work_there_is(
     assert within() < most
 
 
+@pytest.mark.slow
 @given(seeds)
 @settings(max_examples=40)
 def test_programs_have_limits_on_memory_and_joules_together(seed: int) -> None:

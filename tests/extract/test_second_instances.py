@@ -99,7 +99,9 @@ def apart(seed: int, draw: Callable[[int], Drawn], frozen: bool = False) -> floa
     return apart_of(front, [network(plan)[0]] if frozen else searched(plan))
 
 
-@pytest.mark.parametrize(("draw", "seed"), [(products, 239), (drawn, 49)])
+@pytest.mark.parametrize(
+    ("draw", "seed"), [pytest.param(products, 239, marks=pytest.mark.slow), (drawn, 49)]
+)
 def test_second_instances_make_plans_faster_and_are_searched(
     draw: Callable[[int], Drawn], seed: int
 ) -> None:

@@ -97,7 +97,7 @@ def checked(program: te.Program, overlaps: bool) -> int:
     return count
 
 
-@pytest.mark.parametrize("overlaps", [False, True])
+@pytest.mark.parametrize("overlaps", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_ways_of_a_product_of_three_are_what_they_are_anew(overlaps: bool) -> None:
     drawn = Drawn(3, "series")
     program = te.trace(drawn.program([0, 0]), *drawn.types)

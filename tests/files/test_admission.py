@@ -281,6 +281,7 @@ def test_true_files_are_believed_and_say_what_they_said(folder: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_one_number_of_a_form_is_refused_with_its_operation(folder: Path) -> None:
     path = saved("step", folder)
     document = json.loads(path.read_text())
@@ -449,6 +450,7 @@ def test_fronts_hold_no_form_that_is_not_read_again(tmp_path: Path) -> None:
     assert any("form" in note for note in front.notes)
 
 
+@pytest.mark.slow
 def test_an_output_that_is_another_value_of_the_form_is_refused() -> None:
     """Also where that value is itself held to be equal to something else."""
     given = trace(loop, struct(2048, 256), struct(256, 256), struct(256, 256)).graph

@@ -92,6 +92,7 @@ def test_effects_are_neither_lost_nor_added() -> None:
     assert not equal(given, replace(given, operations=(*given.operations, effect)))
 
 
+@pytest.mark.slow
 def test_a_form_whose_kernel_has_an_infinite_parameter_is_saved_and_loaded(tmp_path: Path) -> None:
     """Attention of one token over what a cache holds: scores behind it are minus infinity."""
 

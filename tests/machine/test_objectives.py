@@ -24,7 +24,7 @@ from tapestry_egg.machine.objectives import (
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.plans.plan import Costs
 
-BRIEF = Settings(work=0.3, workers=1, recompute=0, forms=0)
+BRIEF = Settings(work=0.1, workers=1, recompute=0, forms=0, micro_batches=())
 
 
 ONE = [te.MeshShape(("x",), (8,))]

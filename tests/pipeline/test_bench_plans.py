@@ -41,7 +41,8 @@ def test_the_original_rounds_to_16_bits_where_it_says_so() -> None:
     assert (found == found.astype(jnp.bfloat16).astype(np.float32)).all()
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, float])  # drawn in float64 alike, and not
+# Drawn in float64 alike, and not.
+@pytest.mark.parametrize("dtype", [pytest.param(jnp.float32, marks=pytest.mark.slow), float])
 def test_a_gradient_that_is_scaled_is_told_beside_random_numbers(dtype: Any) -> None:
     def step(key: Any, w: Any) -> Any:
         kept = jax.random.uniform(key, w.shape, dtype) < 0.9

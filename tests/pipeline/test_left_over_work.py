@@ -195,6 +195,7 @@ def test_an_interruption_between_turns_keeps_what_earlier_ones_found(
         searches.search_in_turn(posed, None, settings, None, lambda _: None, raced=[1])
 
 
+@pytest.mark.slow
 def test_what_is_found_is_taken_before_it_is_told() -> None:
     """An interruption that comes while it is told loses nothing."""
     posed = cast(Any, [SimpleNamespace(problem=ladder(1, 6))])

@@ -50,6 +50,7 @@ def front_of(room: int) -> te.Front:
     return te.optimize(program, "h100:8", mesh_shapes=meshes, pins=pins, settings=settings)
 
 
+@pytest.mark.slow
 def test_a_product_of_three_in_a_long_program_is_multiplied_as_its_factors_lie() -> None:
     """One device takes the same for both, so that no form of one device has it."""
     plan = front_of(OPERATIONS)[0]
@@ -113,6 +114,7 @@ def changes(
     ]
 
 
+@pytest.mark.slow
 def test_ways_for_which_tables_are_too_large_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """But those that have the operations of forms are searched whatever their tables."""
     monkeypatch.setattr(patching, "COLUMNS_OF_WAYS", 1)

@@ -340,6 +340,7 @@ SLOW = {
     "custom_derivatives",
     "dropout_adam",
     "experts",
+    "indivisible",
     "many_dtypes",
     "mlp",
     "ragged_experts",

@@ -25,7 +25,7 @@ TARGET = f"h100:{DEVICES}"
 SHAPES = [MeshShape(("x",), (DEVICES,))]
 #: Bytes that a device has for a step whose activations take 16 KiB there for each layer and use.
 LIMITS = {"peak_bytes": 56 << 10}
-QUICK = te.Settings(work=1, forms=0, merge=False)
+QUICK = te.Settings(work=0.3, forms=0, merge=False, micro_batches=(8,))
 #: Of a constant something is computed, once, before the program runs.
 SHIFT = np.linspace(0.0, 1.0, WIDTH, dtype="f4")
 
@@ -58,13 +58,13 @@ def both(front: te.Front) -> list[te.Plan]:
     return [p for p in front.plans if p.micro_batches > 1 and "recompute" in p.rules]
 
 
+@pytest.mark.slow
 def test_micro_batches_compute_values_twice_where_memory_is_short(front: te.Front) -> None:
     """No plan that does one of both alone is as fast within the limit."""
     fastest = min(front.plans, key=lambda p: p.costs.seconds)
     assert fastest in both(front)
-    alone = te.optimize(
-        PROGRAM, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=replace(QUICK, recompute=0)
-    )
+    settings = te.Settings(work=1, forms=0, merge=False, recompute=0)
+    alone = te.optimize(PROGRAM, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=settings)
     assert all(p.costs.seconds > 1.2 * fastest.costs.seconds for p in alone)
 
 
@@ -105,7 +105,7 @@ def test_saved_ones_load_on_machines_that_round_their_constants_otherwise(
         return {v: np.asarray(np.nextafter(a, np.inf, dtype=a.dtype)) for v, a in made.items()}
 
     program = te.trace(scaled, *arguments(), donate_argnums=0)
-    settings = replace(QUICK, work=0.05, micro_batches=(8,))
+    settings = replace(QUICK, work=0.05)
     front = te.optimize(program, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=settings)
     path = tmp_path / "front.json"
     te.save(front, path)
@@ -114,9 +114,10 @@ def test_saved_ones_load_on_machines_that_round_their_constants_otherwise(
     assert both(front) and [p.rules for p in te.load(path).plans] == [p.rules for p in front.plans]
 
 
+@pytest.mark.slow
 def test_what_computes_values_twice_and_is_not_split_is_told(front: te.Front) -> None:
     """Here two programs do; one of them is split, where no more are asked for."""
-    settings = replace(QUICK, work=0.05, recompute=2, micro_batches=(8,))
+    settings = replace(QUICK, work=0.05, recompute=2)
     more = te.optimize(PROGRAM, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=settings)
     told = [[n for n in f.notes if n.endswith("in micro-batches")] for f in (front, more)]
     one = "1 more form that computes values twice was not searched in micro-batches"

@@ -20,7 +20,7 @@ from tapestry_egg.pipeline import passes
 from tapestry_egg.pipeline.settings import Settings
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-SETTINGS = Settings(work=0.5, workers=1, micro_batches=(), forms=0, recompute=0, max_axes=3)
+SETTINGS = Settings(work=0.05, workers=1, micro_batches=(), forms=0, recompute=0, max_axes=3)
 
 
 def chain(x: jax.Array, y: jax.Array) -> list[jax.Array]:

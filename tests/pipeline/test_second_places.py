@@ -93,6 +93,7 @@ def test_where_values_apart_make_many_programs_these_are_one_problem(
     assert asked == [8]
 
 
+@pytest.mark.slow
 def test_what_no_plan_takes_less_than_however_merged_is_of_all_programs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

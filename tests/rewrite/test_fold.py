@@ -268,7 +268,7 @@ def test_depth_adds_nothing_to_search(fn: Any) -> None:
     assert max(long.weights.values()) == max(short.weights.values()) + 18
 
 
-@pytest.mark.parametrize("fn", [network, step, remembering])
+@pytest.mark.parametrize("fn", [network, pytest.param(step, marks=pytest.mark.slow), remembering])
 def test_the_folded_program_costs_what_the_whole_costs(fn: Any) -> None:
     graph = layered(fn, 26)
     folded = fold(graph)

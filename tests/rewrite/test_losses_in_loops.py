@@ -198,6 +198,7 @@ def test_plans_send_what_they_say_and_give_the_numbers(mode: str) -> None:
             np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_what_is_drawn_is_drawn_as_often_as_written() -> None:
     """Noise beside a loss in blocks: twice before it, or once before a loop that reads it."""
 

@@ -290,7 +290,8 @@ def test_rows_of_a_narrow_table_are_summed_in_float32(dtype: Any) -> None:
     assert body.values[scatter.outputs[0]].dtype == "float32"
 
 
-@pytest.mark.parametrize("loss", [normalised, pytest.param(balanced, marks=SLOW)])
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [normalised, balanced])
 def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     shapes = MLP, shape(64, WIDTH), shape(64, 4)
     program = te.trace(descended(loss), *shapes)

@@ -112,6 +112,7 @@ def test_logits_that_cost_less_to_store_are_stored() -> None:
     assert not STREAMED & kernels(form)
 
 
+@pytest.mark.slow
 def test_the_bypassed_form_is_one_that_single_changes_do_not_find() -> None:
     """Each alone adds work: only without the logits altogether is anything saved."""
     from tapestry_egg.rewrite import cheapest as cheapest_module

@@ -37,6 +37,7 @@ FEW = {"einsum window", "segments"}
 BOOKS = load_books(DEFAULT_BOOKS)
 #: Other numbers of rows than any other dim has.
 ROWS = 48
+LEAST = float(np.finfo(np.float64).min)
 
 
 def kernels(graph: BlockGraph) -> Iterator[str]:
@@ -142,7 +143,10 @@ def test_blocks_give_what_one_gives(name: str, monkeypatch: pytest.MonkeyPatch) 
         assert error(blocks, whole) < 1e-5, room
 
 
-@pytest.mark.parametrize("fill", [-1e30, float(np.finfo(np.float64).min), None])
+@pytest.mark.parametrize(
+    "fill",
+    [-1e30, *(pytest.param(f, marks=pytest.mark.slow) for f in (LEAST, None))],
+)
 def test_float64_stays_float64(fill: float | None) -> None:
     """Sums of rows whose keys are all at a fill, which float32 does not hold; factors of a bias."""
     rng = np.random.default_rng(0)

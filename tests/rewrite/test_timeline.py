@@ -24,7 +24,7 @@ SHAPES = [MeshShape(("x",), (4,)), MeshShape(("x", "y"), (2, 2))]
 @pytest.fixture(scope="module")
 def front() -> Front:
     graph = graph_of(two, struct(512, 64), struct(64, 32), struct(64, 32))
-    return optimize(graph, "h100:4", mesh_shapes=SHAPES, settings=Settings(work=0.5))
+    return optimize(graph, "h100:4", mesh_shapes=SHAPES, settings=Settings(work=0.1))
 
 
 @pytest.mark.slow

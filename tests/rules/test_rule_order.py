@@ -103,6 +103,7 @@ def saturated(graph: BlockGraph, books: Sequence[RuleBook]) -> Saturated:
     return saturate(encode(program, MESH), books)
 
 
+@pytest.mark.slow
 def test_strategies_and_changes_are_the_same_in_any_order() -> None:
     graph = graph_of(attention, *CASES[0][1])
     one = saturated(graph, BOOKS)

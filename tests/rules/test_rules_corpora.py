@@ -98,7 +98,12 @@ def test_slices_with_strides_are_drawn_under_any_seed(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", [1, 7])
 @pytest.mark.parametrize(
-    "name", ["transpose-idle-first-four", "neighbours-joined", "halves-of-odd"]
+    "name",
+    [
+        "transpose-idle-first-four",
+        pytest.param("neighbours-joined", marks=pytest.mark.slow),
+        "halves-of-odd",
+    ],
 )
 def test_what_chance_seldom_draws_is_drawn_under_any_seed(name: str, seed: int) -> None:
     """Dims that are nearly in order, slices elsewhere in one dim and beside each other in another,

@@ -233,6 +233,7 @@ def test_a_class_that_claims_too_much_is_refused() -> None:
         verify_rule(replace(rule, numerics="exact"))
 
 
+@pytest.mark.slow
 def test_a_kernel_without_one_of_its_parameters_is_told_by_it(tmp_path: Path) -> None:
     """What a template says only of some dims (which a reversal turns) must be given, too."""
     file = tmp_path / "mine.yaml"

@@ -36,27 +36,28 @@ def step(w: Any, x: jax.Array, y: jax.Array) -> Any:
     return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
 
 
-def arguments(scale: int = 1) -> tuple[Any, ...]:
+def arguments(scale: int = 1, layers: int = LAYERS) -> tuple[Any, ...]:
     width, hidden, rows = WIDTH * scale, HIDDEN * scale, ROWS * scale
-    w = [(numbers(width, hidden) / 16, numbers(hidden, width) / 16) for _ in range(LAYERS)]
+    w = [(numbers(width, hidden) / 16, numbers(hidden, width) / 16) for _ in range(layers)]
     return w, numbers(rows, width, seed=1), numbers(rows, width, seed=2)
 
 
-def front(overlap: bool, merge: bool = True) -> te.Front:
+def front(merge: bool, layers: int) -> te.Front:
     """Of a step so large that its kernels take as long as its collectives."""
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), arguments(16))
-    settings = te.Settings(work=2, overlap=overlap, recompute=0, forms=0, workers=1, merge=merge)
+    given = arguments(16, layers)
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), given)
+    settings = te.Settings(work=2, overlap=True, recompute=0, forms=0, workers=1, merge=merge)
     return te.optimize(te.trace(step, *shapes), "h100:8", settings=settings)
 
 
 @pytest.fixture(scope="module")
 def beside() -> te.Front:
-    return front(True)
+    return front(merge=True, layers=2)
 
 
 @pytest.fixture(scope="module")
 def apart() -> te.Front:
-    return front(True, merge=False)
+    return front(merge=False, layers=LAYERS)
 
 
 def alone(plans: te.Front) -> list[Plan]:

@@ -71,7 +71,7 @@ def _local(fn: Callable[..., Any], arguments: Any, platform: str) -> Callable[..
 @pytest.mark.parametrize("name", RAGGED)
 def test_numbers_are_those_of_the_primitive(name: str) -> None:
     fn, arguments = RAGGED[name]
-    same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], fn(*arguments))
+    same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], jax.jit(fn)(*arguments))
 
 
 @pytest.mark.parametrize("name", [n for n in RAGGED if n != "convolution"])
@@ -122,7 +122,7 @@ def test_operands_padded_on_one_side_are_padded_by_each_convolution(
     read = [e.invars[0] for e in _equations(jaxpr) if e.primitive.name == "conv_general_dilated"]
     assert len(read) == 2
     assert [maker.get(v) == "optimization_barrier" for v in read] == [waits, waits]
-    same(_local(fn, arguments, "cuda")(*arguments)[0], fn(*arguments), 1e-3)
+    same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], jax.jit(fn)(*arguments), 1e-3)
 
 
 def test_arrays_are_filled_when_the_results_before_them_are_there() -> None:
@@ -156,7 +156,7 @@ def test_zeros_are_seen_where_sums_are_scattered_into_them_and_added_to_somethin
     assert fill.primitive.name == "broadcast_in_dim"
     assert isinstance(fill.invars[0], Literal)  # behind a barrier it would be a variable
     local = _local(fn, arguments, "cuda")
-    for given, wanted in zip(local(*arguments), fn(*arguments), strict=True):
+    for given, wanted in zip(jax.jit(local)(*arguments), jax.jit(fn)(*arguments), strict=True):
         same(given, wanted, 1e-3)
     assert isinstance(local, LocalBody)
     zeros, sums = next(
@@ -261,7 +261,7 @@ def test_carries_are_written_when_all_are_there_if_one_is_read_late(
         barriers = [e for e in inner.eqns if e.primitive.name == "optimization_barrier"]
         last = set(barriers[-1].outvars) if barriers else set()
         assert (sum(v in last for v in inner.outvars) == 2) == wanted
-        for got, want in zip(local(*arguments), fn(*arguments), strict=True):
+        for got, want in zip(jax.jit(local)(*arguments), jax.jit(fn)(*arguments), strict=True):
             same(got, want, 1e-3)
 
 
@@ -284,7 +284,7 @@ def test_what_is_joined_for_several_readers_is_joined_once() -> None:
     (barrier,) = _barriers(fn, arguments, "cuda")
     assert [v.aval.shape for v in barrier.outvars] == [(16, 4)]
     assert not _barriers(fn, arguments, "cpu") and not _barriers(once, arguments, "cuda")
-    same(_local(fn, arguments, "cuda")(*arguments)[0], fn(*arguments))
+    same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], jax.jit(fn)(*arguments))
 
 
 def test_what_is_split_is_split_at_once() -> None:
@@ -313,7 +313,7 @@ def test_what_is_cheap_is_made_again_for_a_second_product() -> None:
     texts = [str(jax.make_jaxpr(f)(*arguments)) for f in found]
     lines = [[x for x in t.splitlines() if "optimization_barrier" in x] for t in texts]
     assert [any("i32[128]" in x for x in some) for some in lines] == [True, False]
-    same(found[0](*arguments)[0], fn(*arguments), 1e-3)
+    same(jax.jit(found[0])(*arguments)[0], jax.jit(fn)(*arguments), 1e-3)
 
 
 def test_gradients_of_overlapping_windows_are_not_scattered() -> None:
@@ -330,7 +330,7 @@ def test_gradients_of_overlapping_windows_are_not_scattered() -> None:
     for platform, scattered in (("cuda", False), ("cpu", True)):
         text = str(jax.make_jaxpr(_local(fn, arguments, platform))(*arguments))
         assert ("select_and_scatter_add" in text) == scattered
-    same(_local(fn, arguments, "cuda")(*arguments)[0], fn(*arguments))
+    same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], jax.jit(fn)(*arguments))
 
 
 def _looped(fn: Callable[..., Any], arguments: Any, platform: str) -> Callable[..., Any]:
@@ -366,13 +366,14 @@ def test_a_loop_takes_slices_of_what_is_not_transposed(reverse: bool) -> None:
         return lax.scan(step, blocks[0], (blocks, blocks + 1.0), reverse=reverse)
 
     arguments = (numbers(128, 128), numbers(32, 32, seed=1))
+    looped = _looped(fn, arguments, "cuda")
     turned = [
         e.outvars[0].aval.shape
-        for e in _equations(jax.make_jaxpr(_looped(fn, arguments, "cuda"))(*arguments).jaxpr)
+        for e in _equations(jax.make_jaxpr(looped)(*arguments).jaxpr)
         if e.primitive.name == "transpose"
     ]
     assert turned.count((16, 4, 32)) == 1  # a slice, inside the loop
-    for got, wanted in zip(_looped(fn, arguments, "cuda")(*arguments), fn(*arguments), strict=True):
+    for got, wanted in zip(jax.jit(looped)(*arguments), jax.jit(fn)(*arguments), strict=True):
         same(got, wanted)
 
 
@@ -389,7 +390,8 @@ def test_what_a_loop_stacks_is_stacked_when_it_is_made(reverse: bool) -> None:
         return lax.scan(step, x[0], x, reverse=reverse)
 
     arguments = (numbers(3, 64, 64), numbers(64, 64, seed=1))
-    jaxpr = jax.make_jaxpr(_looped(fn, arguments, "cuda"))(*arguments).jaxpr
+    looped = _looped(fn, arguments, "cuda")
+    jaxpr = jax.make_jaxpr(looped)(*arguments).jaxpr
     names = [e.primitive.name for e in _equations(jaxpr)]
     products = [k for k, n in enumerate(names) if n == "dot_general"]
     writes = [k for k, n in enumerate(names) if n == "dynamic_update_slice"]
@@ -399,7 +401,7 @@ def test_what_a_loop_stacks_is_stacked_when_it_is_made(reverse: bool) -> None:
     barriers = [k for k, n in enumerate(names) if n == "optimization_barrier"]
     assert any(writes[1] < k < products[1] for k in barriers)
     assert "iota" not in names  # a place read from an array costs a kernel, a counted one a copy
-    got, wanted = _looped(fn, arguments, "cuda")(*arguments), jax.tree.leaves(fn(*arguments))
+    got, wanted = jax.jit(looped)(*arguments), jax.tree.leaves(jax.jit(fn)(*arguments))
     for a, b in zip(got, wanted, strict=True):
         same(a, b)
     plain = jax.make_jaxpr(_looped(fn, arguments, "cpu"))(*arguments).jaxpr
@@ -433,7 +435,7 @@ def test_a_state_is_there_for_its_update_when_what_is_before_that_is_made(
     assert (maker.get(update.invars[0]) == "optimization_barrier") is waits
     first = next(e for e in _equations(jaxpr) if e.primitive.name == "dot_general")
     assert not {maker.get(v) for v in first.invars} & {"optimization_barrier"}
-    same(local(*arguments)[0], fn(*arguments))
+    same(jax.jit(local)(*arguments)[0], jax.jit(fn)(*arguments))
 
 
 def test_stacks_that_are_alike_are_filled_one_by_one() -> None:
@@ -486,7 +488,8 @@ def test_a_loop_of_no_rounds_stacks_nothing(length: int) -> None:
 
         return lax.scan(step, x[0], x[:length])
 
-    for got, want in zip(_looped(fn, (x, w), "cuda")(x, w), jax.tree.leaves(fn(x, w)), strict=True):
+    found, wanted = jax.jit(_looped(fn, (x, w), "cuda"))(x, w), jax.tree.leaves(jax.jit(fn)(x, w))
+    for got, want in zip(found, wanted, strict=True):
         same(got, want, 1e-5)
 
 

@@ -111,6 +111,7 @@ def twice_read(layers: int) -> Any:
     return step
 
 
+@pytest.mark.slow
 def test_what_is_gathered_again_with_others_waits_for_what_is_read() -> None:
     """Of a barrier nothing is left but what something reads: two such copies would be one."""
     ws = [jax.ShapeDtypeStruct((256, 256), jnp.float32)] * 3

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,9 @@ import pytest
 from jax import lax
 
 from tapestry_egg.runtime.lower.kernels.pooling import lie_side_by_side, unpooled, unpooled_over
+
+#: Compiled as a whole, as it is in plans.
+gradient = jax.jit(unpooled_over, static_argnums=(2, 3, 4, 5))
 
 SELECTS = {"ge": lax.ge_p, "le": lax.le_p}
 
@@ -41,7 +46,8 @@ def test_every_window_gives_its_gradient_to_what_it_chose(dtype: str, select: st
         window_strides=window,
         padding=((0, 0),) * 4,
     )
-    np.testing.assert_array_equal(unpooled(source, operand, select, window), wanted)
+    found = jax.jit(partial(unpooled, select=select, window=window))(source, operand)
+    np.testing.assert_array_equal(found, wanted)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +93,7 @@ def test_windows_that_overlap_add_up_what_they_give_an_element(
         window_strides=strides,
         padding=padding,
     )
-    found = unpooled_over(source, x, select, window, strides, padding)
+    found = gradient(source, x, select, window, strides, padding)
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -107,5 +113,5 @@ def test_of_equals_the_first_in_a_window_is_chosen() -> None:
         padding=padding,
     )
     assert wanted[0, 1] == 1.0 + 2.0, "the first of the first two windows"
-    found = unpooled_over(source, x, "le", window, strides, padding)
+    found = gradient(source, x, "le", window, strides, padding)
     np.testing.assert_array_equal(found, wanted)

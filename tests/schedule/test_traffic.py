@@ -234,6 +234,7 @@ def test_loops_copy_nothing_that_a_target_does_not_slice() -> None:
     assert not any(x for u in ports for x in (*traffic.of(u).reads, *traffic.of(u).writes))
 
 
+@pytest.mark.slow
 def test_a_row_that_is_cut_is_summed_by_a_kernel_of_its_own() -> None:
     """Between the sum and its readers stands a collective."""
     moved = {}

@@ -109,6 +109,7 @@ def test_the_table_tells_both_and_when_the_front_is_slower(found: Recipes) -> No
     assert [row["front"] for row in alone.data()] == [None, None]
 
 
+@pytest.mark.slow
 def test_what_does_not_fit_is_told_all_the_same(found: Recipes) -> None:
     front = found.front
     machine = front.plans[0].origin and front.plans[0].origin.machine
@@ -121,6 +122,7 @@ def test_what_does_not_fit_is_told_all_the_same(found: Recipes) -> None:
         assert recipe.plan is not None and recipe.plan.costs.peak_bytes > small.usable_bytes
 
 
+@pytest.mark.slow
 def test_reasons_where_there_is_no_such_recipe() -> None:
     seven = planned(rows=65535).recipes(settings=FASTEST)
     assert [r.plan for r in seven.recipes] == [None, None]
@@ -147,6 +149,7 @@ def test_plans_that_know_no_program_are_refused(found: Recipes) -> None:
         module.recipes(replace(found.front, plans=bare))
 
 
+@pytest.mark.slow
 def test_the_command_prints_the_table_or_json(found: Recipes, tmp_path: Path) -> None:
     file = tmp_path / "step.front.json"
     found.front.save(file)
