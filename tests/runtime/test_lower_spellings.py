@@ -220,7 +220,7 @@ def test_what_a_recomputed_region_reads_is_read_from_there_on() -> None:
         y, back = jax.vjp(jax.checkpoint(lambda p: jnp.sin(jnp.sin(p))), p)
         return shifted.sum(0), (back(y @ w)[0] @ w) * shifted
 
-    arguments = numbers(256, 256), numbers(256, 256, seed=1)
+    arguments = numbers(256, 256) / 16, numbers(256, 256, seed=1) / 16
     local = _local(fn, arguments, "cuda")
     jaxpr = jax.make_jaxpr(local)(*arguments).jaxpr
     maker = {v: k for k, e in enumerate(jaxpr.eqns) for v in e.outvars}
@@ -228,6 +228,8 @@ def test_what_a_recomputed_region_reads_is_read_from_there_on() -> None:
     shifted = maker[jaxpr.eqns[maker[jaxpr.outvars[1]]].invars[1]]
     assert jaxpr.eqns[shifted].primitive.name == "add"
     assert maker[jaxpr.eqns[shifted].invars[0]] == barriers[-1]
+    for got, want in zip(local(*arguments), fn(*arguments), strict=True):
+        same(got, want, 1e-3)
 
 
 @pytest.mark.parametrize(
