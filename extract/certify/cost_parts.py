@@ -47,7 +47,7 @@ def _kernel(walk: Walk, u: int, layers: _Layers) -> CostPart:
     op = _operation(walk, root.body, root.operation)
     return CostPart(
         kind="kernel",
-        name=" + ".join(dict.fromkeys(x.signature.kernel for x in instances)),
+        name=" + ".join(dict.fromkeys(x.port or x.signature.kernel for x in instances)),
         count=times,
         flops=times * work.flops,
         hbm_bytes=times * work.hbm_bytes,

@@ -97,6 +97,7 @@ def kernel_work(
             traffic += evaluate(some, extents[i]) * program.types[v].itemsize
         if not port and signature.scattered is not None and signature.scattered.operand == p:
             traffic += scattered_bytes(signature, extents[i], target)
+    traffic += _taken_through_views(unit, program, extents)
     for v, share in zip(unit.outputs, through.writes, strict=True):
         traffic += share * (elements(program.types[v], given[v], mesh) * program.types[v].itemsize)
     if port:
@@ -208,6 +209,21 @@ def _split_product(gemm: Gemm[float], costs: SplitK) -> float:
     """The parts of one product of matrices; the plans of a front have many alike."""
     batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
     return float(split_scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
+
+
+def _taken_through_views(
+    unit: Unit, program: FlatProgram, extents: Mapping[int, tuple[int, ...]]
+) -> float:
+    """Bytes that a kernel moves of operands which views show it, where it says what these are."""
+    root = program.instances[unit.root]
+    if not root.signature.reads or root.signature.fusion != "kernel":
+        return 0.0
+    outside = {(i, p) for i, p, _ in unit.reads}
+    return sum(
+        evaluate(some, extents[unit.root]) * program.types[v].itemsize
+        for p, (some, v) in enumerate(zip(root.signature.reads, root.inputs, strict=True))
+        if some is not None and (unit.root, p) not in outside
+    )
 
 
 def _extents(

@@ -110,7 +110,7 @@ class _Fitting(NamedTuple):
     fresh: Layouts  # of the values that it opens
     shown: Layouts  # that it reads from outside, or gives to there
     flops: float
-    moved: tuple[float, ...]  # of what it reads from outside, where it moves any
+    moved: tuple[float, ...]  # of what it reads from memory, where it moves any
     partial: int  # partial axes of the values that it opens
 
 
@@ -237,6 +237,7 @@ class Joiner:
         found = self.by_reads.get(key)
         if found is None:
             found = self.by_reads[key] = {}
+            takes = self.instances[instance].signature.fusion == "kernel"
             for given, strategies in self._giving(instance).items():
                 for s in strategies:
                     fresh: dict[int, LayoutId] = {}
@@ -250,7 +251,9 @@ class Joiner:
                         fresh=tuple(fresh.values()),
                         shown=(*(given if shown else ()), *outside),
                         flops=s.flops,
-                        moved=tuple([part for k, _, part in ports if k == _OUTSIDE and part]),
+                        moved=tuple(
+                            [part for k, _, part in ports if part and (takes or k == _OUTSIDE)]
+                        ),
                         partial=sum([len(self.layouts[x].partial) for x in fresh.values()]),
                     )
                     open_ = tuple([x for k, x, _ in ports if k == _OPEN])
@@ -431,8 +434,9 @@ class Joiner:
             for m, i in enumerate(part.members):
                 flops_of, moved_of = self.costs.work(self.signature_of[i])
                 flops += flops_of[own[:, m]]
+                takes = self.instances[i].signature.fusion == "kernel"
                 for p in range(len(self.instances[i].inputs)):
-                    if (i, p) in outside:
+                    if takes or (i, p) in outside:
                         moved += moved_of[own[:, m], p]
             read, made = self._shown(part, own)
             total[:2] += self.costs.kernel(

@@ -293,7 +293,7 @@ def _read_elsewhere(program: FlatProgram, unit: Unit) -> tuple[set[FlatId], bool
     for i in reversed(unit.members):
         instance = program.instances[i]
         for p, v in enumerate(instance.inputs):
-            turned, aligned = _read_as(instance.signature, p)
+            turned, aligned = read_as(instance.signature, p)
             turns |= turned
             if i in moved or not aligned:
                 if v in makers:
@@ -303,7 +303,7 @@ def _read_elsewhere(program: FlatProgram, unit: Unit) -> tuple[set[FlatId], bool
     return found, turns
 
 
-def _read_as(signature: OperationSignature, p: int) -> tuple[bool, bool]:
+def read_as(signature: OperationSignature, p: int) -> tuple[bool, bool]:
     """Whether operand p has its dims permuted, and whether it is read where the result is written;
     the signature remembers it, as equal operations have the same one."""
     known: dict[int, tuple[bool, bool]] = signature.__dict__.setdefault("_read_as", {})

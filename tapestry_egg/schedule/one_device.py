@@ -107,6 +107,13 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
             moved += scattered_bytes(signature, signature.extents, target)
     if root.port:
         return root.weight * copying_seconds(moved, through.launches, target)
+    if root.signature.fusion == "kernel" and root.signature.reads:
+        outside = {(i, p) for i, p, _ in unit.reads}
+        moved += sum(
+            root.signature.read_bytes[p]
+            for p, some in enumerate(root.signature.reads)
+            if some is not None and (unit.root, p) not in outside
+        )
     flops = sum(m.signature.whole_flops for m in members)
     gemm = whole_gemm([m.signature for m in members])
     dtype = _arithmetic(root.signature, gemm)

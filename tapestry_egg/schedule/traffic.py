@@ -21,7 +21,7 @@ from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
-from .inlining import fusion
+from .inlining import fusion, read_as
 from .lying import renewed
 from .schedules import Schedule
 from .units import Unit, is_view
@@ -48,6 +48,21 @@ class UnitTraffic:
         """Whether the unit takes no kernel of its own; `whole` says that none of what it makes is
         made in parts."""
         return self.within or (self.rows and whole)
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """How a kernel sees what a view shows it: `copied` where its dims are turned, which products
+    take, and other kernels have written in their own order before; `passes` where it says itself
+    what it moves of its operand."""
+
+    copied: bool
+    passes: bool
+
+    def share(self, read: float) -> float:
+        """What is read and written of memory beside what the kernel says, as a share of what lies
+        there, of which it would read so much."""
+        return (0.0 if self.passes else read) + (read + 1.0 if self.copied else 0.0)
 
 
 class Traffic:
@@ -86,34 +101,58 @@ class Traffic:
         if root.port:
             return self._of_port(unit)
         product = self._is_in_epilogue(u)
+        kernel = root.signature.fusion == "kernel"
+        views = self._seen_through_views(unit) if kernel else {}
         reads = []
         seen: set[FlatId] = set()
         for i, p, v in unit.reads:
             given = self._program.instances[i].signature.reads
-            if given and given[p] is not None:
+            part = bool(given) and given[p] is not None
+            if part and kernel:
                 reads.append(1.0)
                 continue
             if not self._program.types[v].shape:  # a number
                 reads.append(0.0)
                 continue
             sources = self._sources_of[v]
-            if root.signature.fusion == "kernel":
+            if kernel:
                 seen = set()
-            reads.append(self._share(v, sources - seen))
-            seen |= sources
+            share = self._share(v, sources - seen)
+            reads.append(views[i].share(share) if i in views else share)
+            if not part:
+                seen |= sources
         writes = (0.0 if product else 1.0,) * len(unit.outputs)
         within = self._inside[u] or self._beside[u]
         return UnitTraffic(tuple(reads), writes, within, self._in_rows[u])
+
+    def _seen_through_views(self, unit: Unit) -> Mapping[InstanceId, _Seen]:
+        """By the views of a kernel's unit that read memory, how the kernel sees what is there."""
+        instances = self._program.instances
+        makers = {v: i for i in unit.members for v in instances[i].outputs}
+        root = instances[unit.root].signature
+        found: dict[InstanceId, _Seen] = {}
+        for p, v in enumerate(instances[unit.root].inputs):
+            turned = False
+            while v in makers:
+                i = makers[v]
+                turned |= read_as(instances[i].signature, 0)[0]
+                v = instances[i].inputs[0]
+                copied = turned and not root.contracts and not self._is_written_at_once(v)
+                found[i] = _Seen(copied, bool(root.reads) and root.reads[p] is not None)
+        return found
 
     def _of_port(self, unit: Unit) -> UnitTraffic:
         """Where slices of stacks are written and read by kernels of their own: a stack is filled
         with zeros first; then each round's slice is written into it, by what makes it where that
         goes element by element, else from where it was stored. Of one that is renewed a part is
         written, where it is. A library's kernel reads a copy of a slice. What a loop carries is
-        copied where its next value cannot be written over it.
+        copied where its next value cannot be written over it. A result that nothing has computed is
+        a copy.
         """
         root = self._program.instances[unit.root]
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
+        if unit.root in self._copied_results:
+            return UnitTraffic((2.0,) * len(reads), tuple(writes))
         if not self._slices or root.port not in ("stack", "stream", "carry"):
             return UnitTraffic(tuple(reads), tuple(writes), launches=0.0)
         if root.port == "carry":
@@ -132,6 +171,28 @@ class Traffic:
         else:
             writes, launches = [3.0], length + 1.0
         return UnitTraffic(tuple(reads), tuple(writes), launches=launches)
+
+    @cached_property
+    def _copied_results(self) -> frozenset[InstanceId]:
+        """The results that are arguments or constants, or views of such, or leave a second time;
+        but for a state that stays as it is. A caller gets arrays of its own."""
+        instances, found, left = self._program.instances, set[InstanceId](), set[FlatId]()
+        for unit in self._schedule.units:
+            root = instances[unit.root]
+            if root.port not in ("output", "state") or not unit.reads:
+                continue
+            v, turned = unit.reads[0][-1], False
+            maker = self._schedule.units[self._schedule.producer[v]]
+            while self._is_view(maker):
+                turned |= any(read_as(instances[i].signature, 0)[0] for i in maker.members)
+                v = maker.reads[0][-1]
+                maker = self._schedule.units[self._schedule.producer[v]]
+            is_own = root.port == "state" and v in root.outputs and not turned
+            given = instances[maker.root].port in ("input", "constant", "state")
+            if (given and not is_own) or v in left:
+                found.add(unit.root)
+            left.add(v)
+        return frozenset(found)
 
     def _is_copied(self, carry: Unit) -> bool:
         """Whether what makes the next value of what a loop carries reads the old one elsewhere than

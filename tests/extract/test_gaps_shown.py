@@ -51,10 +51,9 @@ def test_bounds_of_merged_plans_are_proven_where_they_hold_however_merged(tmp_pa
         assert ("proven bound" in said, "no proof" in said) == (not open_, open_)
 
 
-@pytest.mark.parametrize(
-    "fn", [lambda a: a, lambda a: None, lambda a: (a, a), jnp.ravel, jnp.transpose]
-)
+@pytest.mark.parametrize("fn", [lambda a: a, lambda a: None])
 def test_a_program_that_costs_nothing_has_a_front(fn: Callable[..., Any]) -> None:
-    program = te.trace(fn, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    given = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+    program = te.trace(fn, given, donate_argnums=0)
     front = te.optimize(program, "h100:8", settings=te.Settings(work=0.2))
     assert front.best().costs.seconds == 0 and front.best().gap_shown in ("-", "0.00%")
