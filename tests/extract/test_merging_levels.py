@@ -14,7 +14,8 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front import members, merging
+from tapestry_egg.extract.front import merging
+from tapestry_egg.extract.merged import members
 from tapestry_egg.extract.merged.members import Candidates, Member, Which, untangled
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Merged, Plan
