@@ -104,11 +104,13 @@ class Settings:
                 raise ExtractError(
                     f"{name} is {value!r:.40}", where="Settings", hint=f"It is {least}."
                 )
-        if any(not isinstance(n, int) or n < 1 for n in self.micro_batches or ()):
+        given = self.micro_batches or ()
+        several = isinstance(given, tuple | list)
+        if not several or any(not isinstance(n, int) or n < 1 for n in given):
             raise ExtractError(
                 f"micro_batches are {self.micro_batches!r:.40}",
                 where="Settings",
-                hint="They are whole numbers from 1 on; with () none are looked for.",
+                hint="They are whole numbers from 1 on, as (2, 8); with () none are looked for.",
             )
 
     @property

@@ -83,6 +83,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "work for recipes": (lambda: front().recipes(settings=2), "expected settings, given an int"),  # type: ignore[arg-type]
     "no micro-batches": (lambda: Settings(micro_batches=(2, 0)), "micro_batches are.*whole number"),
+    "one number": (lambda: Settings(micro_batches=3), "micro_batches are 3"),  # type: ignore[arg-type]
     "half a micro-batch": (lambda: Settings(micro_batches=(1.5,)), "micro_batches"),  # type: ignore[arg-type]
     "axes of one name": (lambda: MeshShape(("x", "x"), (2, 4)), "two have one name.*its own"),
     "an int to save": (lambda: te.save(3, "x.json"), "an int cannot be saved"),  # type: ignore[arg-type]
