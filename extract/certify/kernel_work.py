@@ -97,7 +97,7 @@ def kernel_work(
             traffic += evaluate(some, extents[i]) * program.types[v].itemsize
         if not port and signature.scattered is not None and signature.scattered.operand == p:
             traffic += scattered_bytes(signature, extents[i], target)
-    traffic += _taken_through_views(unit, program, extents)
+    traffic += _taken_through_views(unit, program, extents, target)
     for v, share in zip(unit.outputs, through.writes, strict=True):
         traffic += share * (elements(program.types[v], given[v], mesh) * program.types[v].itemsize)
     if port:
@@ -212,18 +212,23 @@ def _split_product(gemm: Gemm[float], costs: SplitK) -> float:
 
 
 def _taken_through_views(
-    unit: Unit, program: FlatProgram, extents: Mapping[int, tuple[int, ...]]
+    unit: Unit, program: FlatProgram, extents: Mapping[int, tuple[int, ...]], target: Target
 ) -> float:
     """Bytes that a kernel moves of operands which views show it, where it says what these are."""
     root = program.instances[unit.root]
-    if not root.signature.reads or root.signature.fusion != "kernel":
+    if root.signature.fusion != "kernel":
         return 0.0
-    outside = {(i, p) for i, p, _ in unit.reads}
-    return sum(
-        evaluate(some, extents[unit.root]) * program.types[v].itemsize
-        for p, (some, v) in enumerate(zip(root.signature.reads, root.inputs, strict=True))
-        if some is not None and (unit.root, p) not in outside
-    )
+    outside, own = {(i, p) for i, p, _ in unit.reads}, extents[unit.root]
+    taken, scattered = 0.0, root.signature.scattered
+    for p, v in enumerate(root.inputs):
+        if (unit.root, p) in outside:
+            continue
+        some = root.signature.reads[p] if root.signature.reads else None
+        if some is not None:
+            taken += evaluate(some, own) * program.types[v].itemsize
+        if scattered is not None and scattered.operand == p:
+            taken += scattered_bytes(root.signature, own, target)
+    return taken
 
 
 def _extents(

@@ -107,13 +107,8 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
             moved += scattered_bytes(signature, signature.extents, target)
     if root.port:
         return root.weight * copying_seconds(moved, through.launches, target)
-    if root.signature.fusion == "kernel" and root.signature.reads:
-        outside = {(i, p) for i, p, _ in unit.reads}
-        moved += sum(
-            root.signature.read_bytes[p]
-            for p, some in enumerate(root.signature.reads)
-            if some is not None and (unit.root, p) not in outside
-        )
+    if root.signature.fusion == "kernel":
+        moved += _taken_through_views(root.signature, unit, target)
     flops = sum(m.signature.whole_flops for m in members)
     gemm = whole_gemm([m.signature for m in members])
     dtype = _arithmetic(root.signature, gemm)
@@ -123,6 +118,16 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
     work = like_roofline(own.kernel, own.measured, flops, dtype, target, matrix, spilled)
     steps = evaluate(own.steps, own.extents)
     return root.weight * float(kernel_seconds(work, moved, dtype, target, matrix, gemm, steps))
+
+
+def _taken_through_views(signature: OperationSignature, unit: Unit, target: Target) -> float:
+    """Bytes that a kernel moves of operands which views show it, where it says what these are."""
+    outside = {(i, p) for i, p, _ in unit.reads}
+    inside = [p for p in range(len(signature.inputs)) if (unit.root, p) not in outside]
+    taken = sum(signature.read_bytes[p] for p in inside if signature.reads and signature.reads[p])
+    if signature.scattered is not None and signature.scattered.operand in inside:
+        taken += scattered_bytes(signature, signature.extents, target)
+    return taken
 
 
 def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
