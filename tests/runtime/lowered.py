@@ -96,3 +96,12 @@ def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2) -> None:
     wanted = jax.tree.map(np.asarray, fn(*args))
     for got in compile(replace(make_plan(body, MESH), program=program))(*args):
         same(got, wanted, 1e-5)
+
+
+def equations(jaxpr: Any) -> list[Any]:
+    """Those of a jaxpr in their order, of loops and calls those inside."""
+    found = []
+    for e in jaxpr.eqns:
+        inner = e.params.get("jaxpr") if e.primitive.name in ("scan", "jit") else None
+        found += equations(inner.jaxpr) if inner is not None else [e]
+    return found
