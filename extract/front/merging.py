@@ -230,7 +230,8 @@ class _Merging:
         steps = _limits([x.plan.costs.peak_bytes for x in posed])
         every = [(x, x.cuts([*steps, most])) for x in posed]
         ways = [(x, cut) for x, cuts in every for cut in cuts if cut.peak <= most]
-        ways += self._further(every, most)
+        more, open_ = self._further(every, most)
+        ways += more
         told = np.array([x.costs(cut) for x, cut in ways]).reshape(-1, 3)
         known = [_costs(p) for p in self.front.plans]
         made: list[Plan] = []
@@ -269,14 +270,14 @@ class _Merging:
                 if one is not None and one.costs.seconds <= (1.0 - LEAST) * x.plan.costs.seconds:
                     made.append(one)
                     known.append(_costs(one))
-        return made, left, len(worth())
+        return made, left, len(worth()) + open_
 
     def _further(
         self, every: Sequence[tuple[_Posed, Sequence[Cut]]], most: float
-    ) -> list[tuple[_Posed, Cut]]:
+    ) -> tuple[list[tuple[_Posed, Cut]], int]:
         """More ways to merge, none of more than `most` bytes: where runs tell of plans that are
         faster than all that are known within a limit, if nothing is held for what waits. Where they
-        tell of most at first."""
+        tell of most at first. And on how many of these no operations were left."""
         known = [_costs(p)[:2] for p in self.front.plans]
         known += [x.costs(cut)[:2] for x, cuts in every for cut in cuts]
         open_ = [
@@ -287,22 +288,23 @@ class _Merging:
         ]
         found: list[tuple[_Posed, Cut]] = []
         spent = 0
-        while open_ and spent <= _MOST_COUNTED:
+        while open_:
             points = np.array(known)
             least = {
                 limit: float(points[points[:, 1] <= limit * _JUST, 0].min(initial=np.inf))
                 for limit, *_ in open_
             }
-            k = max(range(len(open_)), key=lambda n: least[open_[n][0]] / open_[n][1])
-            limit, seconds, x, cuts = open_.pop(k)
-            if seconds > (1.0 - LEAST) * least[limit]:
+            open_ = [way for way in open_ if way[1] <= (1.0 - LEAST) * least[way[0]]]
+            if not open_ or spent > _MOST_COUNTED:
                 break
+            k = max(range(len(open_)), key=lambda n: least[open_[n][0]] / open_[n][1])
+            limit, _, x, cuts = open_.pop(k)
             before = x.joins.tried
             cut = x.further(cuts, limit)
             spent += (x.joins.tried - before) * len(x.plan.graph.operations)
             found.append((x, cut))
             known.append(x.costs(cut)[:2])
-        return found
+        return found, len(open_)
 
     def _posed(self, most: float) -> tuple[list[_Posed], int]:
         """Plans in which merging may save something, of those that may be the fastest within some

@@ -244,7 +244,9 @@ def test_where_runs_tell_of_more_copies_are_merged_further(monkeypatch: pytest.M
     found = front_of(2048).plans[0]
     assert found.body.merged and found.costs.seconds < 1.01 * fastest.costs.seconds
     monkeypatch.setattr(merging, "_MOST_COUNTED", -1)
-    assert not any(p.body.merged for p in front_of(2048).plans)
+    front = front_of(2048)
+    assert not any(p.body.merged for p in front.plans)
+    assert any("to merge collectives" in note and "not tried" in note for note in front.notes)
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
