@@ -241,13 +241,20 @@ class _Flattener:
             if same is not None and self.values[inputs[same]] == types[0]:
                 return [inputs[same]]
             inputs = [inputs[p] for p in said.needed()]
-        outputs = tuple(self.new(t) for t in types)
+        regions = tuple(self.regions(eqn, replace(context, scope=here.scope)))
+        stands = list(range(len(types)))
+        if kernel == "scan":
+            body, stands = needless.stacked_once(regions[0], types, int(eqn.params["num_carry"]))
+            regions = (body,)
+        # Of results that are one the first has its type.
+        made = max(stands, default=-1) + 1
+        outputs = tuple(self.new(types[stands.index(q)]) for q in range(made))
         op = Operation(
             kernel=kernel,
             inputs=tuple(inputs),
             outputs=outputs,
             params=self.params(eqn, kernel),
-            regions=tuple(self.regions(eqn, replace(context, scope=here.scope))),
+            regions=regions,
             source=here.source or Source(),
             scope=here.scope,
             remat=here.remat,
@@ -259,7 +266,7 @@ class _Flattener:
         # What JAX derives for gradients is not the user's word.
         if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):
             return [self.constrained(v, wanted, True, here) for v in outputs]
-        return outputs
+        return [outputs[q] for q in stands]
 
     def decided(self, eqn: Any, inputs: Sequence[int]) -> Decided | None:
         """What the template of an equation says that constants decide."""

@@ -1,5 +1,6 @@
 """Operations that need not be made: those of tensors without elements, those made before, parts of
-which other parts are taken, what nothing reads, and what is settled before a program runs.
+which other parts are taken, what nothing reads, and what is settled before a program runs. Loops
+stack a value once.
 
 A result without elements, as programs that halve their arrays end in, is a constant, and an operand
 without elements adds nothing. Left in the graph, such operations would have no points to cut, and
@@ -149,6 +150,26 @@ def without_unread(
 def _signature(op: Operation, types: Sequence[TensorType]) -> OperationSignature:
     read, made = (tuple([types[v] for v in vs]) for vs in (op.inputs, op.outputs))
     return registry.signature_of(op, read, made)
+
+
+def stacked_once(
+    body: BlockGraph, types: Sequence[TensorType], carried: int
+) -> tuple[BlockGraph, list[int]]:
+    """The body of a scan that stacks each value once, and per result of the scan the place of the
+    one that it is. `types` are those of the results, of which the first so many are `carried`.
+
+    What a step returns and its gradient needs is stacked twice; XLA makes one stack of both
+    (WhileLoopSimplifier: repeated tuple indices), which is sent once.
+    """
+    kept: list[int] = []
+    first: dict[tuple[int, TensorType], int] = {}
+    stands: list[int] = []
+    for q, v in enumerate(body.outputs):
+        place = len(kept) if q < carried else first.setdefault((v, types[q]), len(kept))
+        if place == len(kept):
+            kept.append(v)
+        stands.append(place)
+    return replace(body, outputs=tuple(kept)), stands
 
 
 def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) -> list[Operation]:
