@@ -81,11 +81,14 @@ class Ground:
         return frozenset(made - {v for x in units for v in x.outputs})
 
     def _times(self, b: int) -> float:
-        """How often one step runs a body: lengths of scans multiplied out, a while loop once."""
+        """How often one step runs a body: lengths of scans multiplied out, a while loop once, each
+        branch of a conditional in its turn."""
         body = self.program.bodies[b]
         if body.parent < 0:
             return 1.0
         op = self.program.bodies[body.parent].graph.operations[body.operation]
+        if op.kernel == "cond":
+            return self._times(body.parent) / len(op.regions)
         return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
 
     @cached_property

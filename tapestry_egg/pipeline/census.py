@@ -2,7 +2,7 @@
 
 Every operation is counted by itself, as if compilers fused nothing: its arithmetic, and the bytes
 of what it reads and writes. Bodies of a `scan` count as often as they run; of a `while` once, since
-nobody knows how often; of a `cond` every branch once.
+nobody knows how often; of a `cond` each branch as often as another, so that they add up to one.
 """
 
 from __future__ import annotations

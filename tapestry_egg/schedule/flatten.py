@@ -436,8 +436,11 @@ class _Flattener:
         self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
     ) -> None:
         w = self.bodies[outer].weight
+        # One branch runs. Nobody knows which, so each counts as often as another: seconds are a
+        # mean, which is a sum over branches as all costs are; memory has room for the largest.
+        each = w / len(op.regions)
         self.identity("predicate", [reads[0]], [], outer, w, partial=False, whole=True)
-        branches = [self.open_body(g, outer, i, r, w) for r, g in enumerate(op.regions)]
+        branches = [self.open_body(g, outer, i, r, each) for r, g in enumerate(op.regions)]
         for k, v in enumerate(reads[1:]):
             inner = [
                 self.bodies[b].values[g.inputs[k]]
@@ -451,7 +454,8 @@ class _Flattener:
                 self.bodies[b].values[g.outputs[k]]
                 for b, g in zip(branches, op.regions, strict=True)
             ]
-            self.identity("branch", leaving, [v], outer, w, partial=True)
+            often = (each,) * len(leaving)
+            self.identity("branch", leaving, [v], outer, w, partial=True, input_weights=often)
 
 
 def flatten(graph: BlockGraph, feedback: Mapping[int, int] | None = None) -> FlatProgram:

@@ -129,6 +129,11 @@ OTHERS = [
     (jax.scipy.special.gammaln, [array(8192, 8192)], 475),
     (jax.scipy.special.digamma, [array(8192, 8192)], 617),
     (lambda x: jax.lax.cumlogsumexp(x, 1), [array(4096, 4096)], 565),
+    (
+        lambda p, x: jax.lax.cond(p > 0, jnp.sin, jnp.cos, x),
+        [array(dtype=I32), array(8192, 8192)],
+        185,
+    ),
 ]
 
 
@@ -225,3 +230,27 @@ def test_adds_to_few_places_wait_for_one_another() -> None:
     found = [promised(lambda i, n=n: jnp.bincount(i, length=n), counts) for n in (100, 1000, 10**6)]
     assert found[0] == pytest.approx(10 * found[1], rel=0.1)
     assert found[2] < found[1] / 4
+
+
+@pytest.mark.parametrize("devices", [1, 8])
+def test_of_branches_one_runs_and_each_as_often_as_another(devices: int) -> None:
+    """The mean of three branches, of which one does nothing, in a loop that runs five times; what
+    the table of costs adds up to."""
+    x = array(4096, 4096)
+
+    def five(of: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+        return lambda p, x: jax.lax.scan(lambda c, _: (of(p, c), None), x, length=5)[0]
+
+    def branches(p: Any, x: Any) -> Any:
+        # Sorted: no compiler computes both and selects.
+        other = [lambda x: jnp.sort(x), lambda x: jnp.sort(jnp.sort(-x)), lambda x: x]
+        return jax.lax.switch(p, other, x)
+
+    p = array(dtype=I32)
+    plan = te.optimize(te.trace(five(branches), p, x), target=f"h100:{devices}").best("seconds")
+    once = promised(five(lambda p, x: jnp.sort(x)), p, x, target=f"h100:{devices}")
+    assert plan.costs.seconds == pytest.approx(once, rel=0.1)  # (1 + 2 + 0) / 3 of them
+    table = plan.costs_by("kernel")
+    assert sum(row.seconds for row in table.parts) == pytest.approx(plan.costs.seconds)
+    counts = [row.count for row in table.parts if "sort" in row.name]
+    assert counts == [pytest.approx(5 / 3)] * 3
