@@ -129,8 +129,9 @@ class Frame:
         op, strategy = self.local.body.graph.operations[k], self.local.body.strategies[k]
         own = {} if op.remat is None else self.barred[op.remat][0]
         operands = []
-        for f in self.local.reads[k]:
+        for p, f in enumerate(self.local.reads[k]):
             x = next((s for s in (known, own) if f.value in s), self.produced)[f.value]
+            x = self._anew(x) if (k, p) in self.local.anew else x
             steps = self.local.body.copies[f.value, f.have, f.need] if f.have != f.need else ()
             for step in steps:
                 x = apply(x, step, self.local.mesh, self.local.platform)
@@ -290,8 +291,8 @@ class Frame:
             else self._store(f.origin, f.value)[f.value]
             for f in reads
         ]
-        again = self.local.sent_again
-        found = [self._anew(x) if (k, p) in again else x for p, x in enumerate(found)]
+        anew = self.local.anew
+        found = [self._anew(x) if (k, p) in anew else x for p, x in enumerate(found)]
         beside = self.local.turned_operands
         found = [laid_in_order(x) if (k, p) in beside else x for p, x in enumerate(found)]
         tie = self.local.ties.get(k)

@@ -48,6 +48,7 @@ from .order import (
     written_late,
 )
 from .precision import ROUNDING
+from .read_apart import read_apart
 from .regions import NOT_FAILED, REGIONS, Stacks
 
 if TYPE_CHECKING:
@@ -272,9 +273,11 @@ class LocalBody:
         )
 
     @cached_property
-    def sent_again(self) -> frozenset[tuple[int, int]]:
-        """Operands of operations, of which rows are sent that were sent before."""
-        return sent_again(self.body, self.mesh)
+    def anew(self) -> frozenset[tuple[int, int]]:
+        """Operands of operations that a compiler is not to know: rows of them are sent that were
+        sent before, or kernels are to read them that it would have make them."""
+        apart = read_apart(self.body.graph, self.fusing) if self.platform in GPUS else frozenset()
+        return sent_again(self.body, self.mesh) | apart
 
     @cached_property
     def repeats(self) -> dict[int, tuple[int, ...]]:

@@ -12,6 +12,7 @@ from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
+from .column_sums import adds_columns, reads_too_much
 from .flatten import FlatProgram, Instance
 from .kernel_estimates import KernelEstimate, estimate
 from .schedules import Schedule
@@ -29,12 +30,14 @@ class Fusion:
     turns something goes through tiles, and writes over nothing. Nor does anything write over
     `elements`: what leaves a kernel beside something else, as a convolution's result does beside
     the library's workspace. XLA's buffers (`IsUserOf`, in its heap_simulator.cc) let a kernel take
-    the place only of what it reads as that leaves another, not of elements of a tuple.
+    the place only of what it reads as that leaves another, not of elements of a tuple. What a unit
+    reads, in memory, and its kernel is not to make, is `apart` from it (`column_sums.py`).
     """
 
     within: tuple[bool, ...]
     aligned: tuple[frozenset[FlatId], ...]
     elements: frozenset[FlatId] = frozenset()
+    apart: frozenset[tuple[int, FlatId]] = frozenset()
 
 
 def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None) -> Fusion:
@@ -101,7 +104,21 @@ class _Fusing:
         if not self.epilogues:
             leaving = [unit.outputs for unit in self.units if _leaves_a_tuple(self.program, unit)]
             elements = elements.union(*leaving)
-        return Fusion(tuple(self.within), tuple(aligned), elements)
+        return Fusion(tuple(self.within), tuple(aligned), elements, self._apart())
+
+    def _apart(self) -> frozenset[tuple[int, FlatId]]:
+        """Sums along columns that are not within others, each with a value that a kernel makes
+        element by element and that it would read too much for."""
+        if self.costs is None:
+            return frozenset()
+        maker = self.schedule.producer
+        return frozenset(
+            (u, v)
+            for u in range(len(self.units))
+            if self._adds_columns(u)
+            for v in self.operands[u]
+            if self._kind(maker[v]) == "loop" and self._is_too_much(u, v)
+        )
 
     def loops(self) -> None:
         """What goes element by element, into its readers."""
@@ -127,6 +144,10 @@ class _Fusing:
             apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
             again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
             if again > apart or self._is_stored_for_products(u):
+                continue
+            if self.costs is not None and any(
+                self._adds_columns(r) and self._is_too_much(r, v) for r in others
+            ):
                 continue
             if self.costs is None or self._is_cheap_again(u, others, self.costs):
                 self._take_in(u, using)
@@ -194,6 +215,14 @@ class _Fusing:
                     found = found.with_inside(v, self.estimates[m])
                 self.estimates[waiting.pop()] = found
         return self.estimates[u]
+
+    def _adds_columns(self, u: int) -> bool:
+        return adds_columns(self.program.instances[self.units[u].root].signature)
+
+    def _is_too_much(self, u: int, v: FlatId) -> bool:
+        """Whether a sum along columns is to read value v, not to compute it."""
+        made = self._estimate(self.schedule.producer[v])
+        return reads_too_much(self._estimate(u), v, made, self.program.types)
 
     def _cuts_out(self, u: int, v: FlatId) -> bool:
         """Whether a unit goes element by element over parts of value v, not over all of it."""

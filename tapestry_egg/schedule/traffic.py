@@ -365,7 +365,8 @@ class Traffic:
             makers = sorted({self._schedule.producer[w] for w in sources} - taken - {-1})
             for k in makers:
                 beside = {*units[k].outputs, *self._read(units[k])}
-                if self._makes_all_of(units[k], unit) and sources <= beside:
+                apart = any((u, v) in self._fusion.apart for v in units[k].outputs)
+                if self._makes_all_of(units[k], unit) and sources <= beside and not apart:
                     found[u] = True
                     taken.add(k)
                     break
