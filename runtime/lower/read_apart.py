@@ -11,7 +11,7 @@ from tapestry_egg.schedule.schedules import schedule
 
 def read_apart(graph: BlockGraph, fusing: FusionCosts | None) -> frozenset[tuple[int, int]]:
     """Operands of operations that kernels store, and whose readers are not to make them: sums along
-    columns would read too much at once (`schedule/column_sums.py`), or what they alone compute of
+    columns would read too much at once (`schedule/kernel_estimates.py`), or what they alone compute of
     such an operand."""
     if fusing is None:
         return frozenset()

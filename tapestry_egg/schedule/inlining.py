@@ -12,9 +12,8 @@ from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
-from .column_sums import adds_columns, reads_too_much
 from .flatten import FlatProgram, Instance
-from .kernel_estimates import KernelEstimate, estimate
+from .kernel_estimates import KernelEstimate, adds_columns, estimate, reads_too_much
 from .schedules import Schedule
 from .self_compared import stored_once
 from .units import Unit, is_view
@@ -31,7 +30,7 @@ class Fusion:
     `elements`: what leaves a kernel beside something else, as a convolution's result does beside
     the library's workspace. XLA's buffers (`IsUserOf`, in its heap_simulator.cc) let a kernel take
     the place only of what it reads as that leaves another, not of elements of a tuple. What a unit
-    reads, in memory, and its kernel is not to make, is `apart` from it (`column_sums.py`).
+    reads, in memory, and its kernel is not to make, is `apart` from it (`kernel_estimates.py`).
     """
 
     within: tuple[bool, ...]
