@@ -11,8 +11,8 @@ from tapestry_egg.schedule.schedules import schedule
 
 def read_apart(graph: BlockGraph, fusing: FusionCosts | None) -> frozenset[tuple[int, int]]:
     """Operands of operations that kernels store, and whose readers are not to make them: sums along
-    columns would read too much at once (`schedule/kernel_estimates.py`), or what they alone compute of
-    such an operand."""
+    columns, which would read too much at once (`schedule/kernel_estimates.py`), and what such sums
+    alone compute of an operand."""
     if fusing is None:
         return frozenset()
     plan = schedule(flatten(graph, {}))
