@@ -3,11 +3,17 @@
 Units are what may lie differently from what surrounds it; kernels are fewer. A unit that all of its
 readers compute for themselves (`inlining.py`) is no kernel, and they read what it reads. Nor is a
 sum of rows whose readers read the same rows anyway: a program of XLA's for GPUs has a row at hand
-from its first pass to its last (softmax, layernorm; xla/backends/gpu/transforms, "softmax
-rewriter", which is tried before all other fusion), where the target says how long a row may be
-(`Target.rows`), and the row lies on one device. And what one unit makes element by element its own
-kernel adds up, too, once, beside writing it (a bias and its gradient): XLA's fusion of several
-outputs.
+from its first pass to its last, whether it writes rows then (softmax, layernorm;
+xla/backends/gpu/transforms, "softmax rewriter", which is tried before all other fusion) or one more
+sum of them (a variance), where the target says how long a row may be (`Target.rows`), and the row
+lies on one device. And what one unit makes element by element its own kernel adds up, too, once,
+beside writing it (a bias and its gradient): XLA's fusion of several outputs.
+
+A logarithm of a sum of exponentials that is a kernel of its own reads what it adds up twice: for
+the greatest element, which two kernels want then, and for the exponentials. And what scatters its
+elements does so over the array that it starts from, where a kernel made that for it alone or last:
+nothing else of it moves (`HloDataflowAnalysis::GetInPlaceInputOutputPairs`; XLA copies arguments,
+and what is read afterwards).
 """
 
 from __future__ import annotations
@@ -105,7 +111,12 @@ class Traffic:
         views = self._seen_through_views(unit) if kernel else {}
         reads = []
         seen: set[FlatId] = set()
+        over = self._written_over(u)
+        passes = 2.0 if _adds_exponentials(root.signature) else 1.0
         for i, p, v in unit.reads:
+            if v == over:
+                reads.append(0.0)
+                continue
             given = self._program.instances[i].signature.reads
             part = bool(given) and given[p] is not None
             if part and kernel:
@@ -118,10 +129,12 @@ class Traffic:
             if kernel:
                 seen = set()
             share = self._share(v, sources - seen)
-            reads.append(views[i].share(share) if i in views else share)
+            share = views[i].share(share) if i in views else share
+            reads.append(passes * share)
             if not part:
                 seen |= sources
-        writes = (0.0 if product else 1.0,) * len(unit.outputs)
+        nothing = product or over is not None
+        writes = (0.0 if nothing else 1.0,) * len(unit.outputs)
         within = self._inside[u] or self._beside[u]
         return UnitTraffic(tuple(reads), writes, within, self._in_rows[u])
 
@@ -140,6 +153,22 @@ class Traffic:
                 copied = turned and not root.contracts and not self._is_written_at_once(v)
                 found[i] = _Seen(copied, bool(root.reads) and root.reads[p] is not None)
         return found
+
+    def _written_over(self, u: int) -> FlatId | None:
+        """The array that a unit writes scattered elements into where it lies; None where it copies
+        that first: an argument that the result does not feed back as, or what is read later."""
+        unit = self._schedule.units[u]
+        root = self._program.instances[unit.root]
+        p = root.signature.written_into
+        if p is None or (unit.root, p, root.inputs[p]) not in unit.reads:
+            return None
+        v = root.inputs[p]
+        maker = self._program.instances[self._schedule.units[self._schedule.producer[v]].root]
+        if max(self._schedule.readers[v]) != u or root.inputs.count(v) > 1:
+            return None
+        renewed = {"carry": maker.inputs[-1:], "state": maker.inputs}.get(maker.port, ())
+        computed = not maker.port and maker.signature.fusion != "view"
+        return v if computed or renewed == root.outputs else None
 
     def _of_port(self, unit: Unit) -> UnitTraffic:
         """Where slices of stacks are written and read by kernels of their own: a stack is filled
@@ -209,7 +238,10 @@ class Traffic:
             unit = self._schedule.units[maker]
         made_by = self._program.instances[unit.root]
         if not made_by.port:
-            return not old & self._read(unit) <= self._fusion.aligned[maker]
+            return not old & self._read(unit) <= {
+                *self._fusion.aligned[maker],
+                *(v for v in [self._written_over(maker)] if v is not None),
+            }
         if made_by.port in ("carry", "stream", "invariant") and following in made_by.outputs[:1]:
             return not {following} <= old & self._fusion.aligned[first]
         if made_by.port != "stack" or unit.root in self._renewed:
@@ -323,7 +355,8 @@ class Traffic:
         )
 
     def _at_hand(self, u: int, kernels: frozenset[int]) -> bool:
-        """Whether kernels read all rows that a unit sums, and write rows of that length."""
+        """Whether kernels read all rows that a unit sums, and write rows of that length, or sum
+        them."""
         unit = self._schedule.units[u]
         size = max(self._program.types[v].size for *_, v in unit.reads)
         rows = {
@@ -333,11 +366,19 @@ class Traffic:
             if self._program.types[w].size == size
         }
         return bool(kernels) and all(
-            self._writes(self._schedule.units[k]) == size
+            self._of_rows(self._schedule.units[k], unit) == size
             and len(self._schedule.units[k].outputs) == 1
             and rows <= self._read(self._schedule.units[k])
             for k in kernels
         )
+
+    def _of_rows(self, kernel: Unit, sums: Unit) -> int:
+        """The elements of the rows that a kernel writes, or sums as another unit sums its own."""
+        if not self._reduces_short_rows(kernel):
+            return self._writes(kernel)
+        made, other = (self._program.types[x.outputs[0]].size for x in (kernel, sums))
+        (read,) = self._program.instances[kernel.root].signature.input_types
+        return read.size if made == other else 0
 
     def _is_between(self, unit: Unit, kernels: frozenset[int]) -> bool:
         """Whether a unit computes fewer numbers, of fewer, than each of its kernels writes."""
@@ -384,6 +425,13 @@ class Traffic:
     def _kind(self, unit: Unit) -> str:
         """What compilers make of a unit's last operation; ports are views."""
         return self._program.instances[unit.root].signature.fusion
+
+
+def _adds_exponentials(signature: OperationSignature) -> bool:
+    """Whether a reduction needs the greatest of all that it adds up before it adds."""
+    return signature.fusion == "reduce" and any(
+        d.role == "reduce" and d.monoid == "logaddexp" for d in signature.index
+    )
 
 
 def _ends_in_sums(signature: OperationSignature) -> bool:

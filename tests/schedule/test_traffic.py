@@ -31,6 +31,7 @@ FEW = jax.ShapeDtypeStruct((64, 32), jnp.float32)
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 W = jax.ShapeDtypeStruct((COLUMNS, COLUMNS), jnp.float32)
 H100 = load_target("h100:1")
+J = jnp.arange(16)
 ROUNDS = 8
 
 Program = Callable[..., Any]
@@ -83,6 +84,17 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
     "sums of other rows": (lambda x, y: y * x.sum(-1, keepdims=True), (X, X), 3),
     "a part of the rows": (lambda x: x[:, :512] / x.sum(-1, keepdims=True), (X,), 2.5),
     "two results along rows": (centred_and_more, (X,), 4),
+    # A kernel that has rows at hand may end in one more sum of them, if it has all sums before.
+    "variance": (lambda x: x.var(-1), (X,), 1),
+    "variance of a product": (lambda x, y: (x * y).var(-1), (X, X), 2),
+    "entropy of a softmax": (
+        lambda x: (jax.nn.softmax(x) * jax.nn.log_softmax(x)).sum(-1),
+        (X,),
+        1,
+    ),
+    "mean and variance": (lambda x: (x.mean(-1), x.var(-1)), (X,), 2),
+    "logarithm of sums of exponentials": (lambda x: jax.nn.logsumexp(x, -1), (X,), 2),
+    "variance of columns": (lambda x: x.var(0), (X,), 2),
     # What a kernel along rows makes no other sum has at hand.
     "softmax and its columns": (softmax_and_sum_of_columns, (X,), 3),
     "softmax of the longest rows": (lambda x: jax.nn.softmax(x, -1), (LONGEST,), 2),
@@ -437,6 +449,35 @@ def test_a_slice_reads_what_it_takes() -> None:
 
 _U = jax.ShapeDtypeStruct((64, 128), jnp.float32)
 _PLACES = jax.ShapeDtypeStruct((64, 128), jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("fn", "donated", "passes"),
+    [
+        # One pass fills or computes what is written into; a write of half a pass is zeros.
+        (lambda x, j, u: jnp.zeros(x.shape).at[j].add(u), (), 0.5),
+        (lambda x, j, u: jnp.sin(x).at[j].set(u), (), 1),
+        (lambda x, j, u: jnp.sin(x).at[j].max(u), (), 1),
+        (lambda x, j, u: ((y := jnp.sin(x)).at[j].set(u), y), (), 2),
+        (lambda x, j, u: x.at[j].set(u), (), 1),
+        (lambda x, j, u: x.at[j].set(u), 0, 0),
+        (lambda x, j, u: lax.scan(lambda c, k: (c.at[j + k].set(u), 0), x * 2, J[:4])[0], (), 1),
+    ],
+)
+def test_scattered_elements_are_written_where_an_array_lies(
+    fn: Any, donated: Any, passes: float
+) -> None:
+    """Into what a kernel made, or a loop carries, or is donated, if nothing reads it later; else
+    into a copy, as XLA's modules for H100 have it."""
+    types = _LARGE, J, jax.ShapeDtypeStruct((16, 8192), jnp.float32)
+    program = te.trace(fn, *types, donate_argnums=donated)
+    plan = te.optimize(program, "h100:1").best("seconds")
+    assert plan.costs.seconds == pytest.approx(passes * _A_PASS, rel=0.05, abs=30e-6)
+
+
+def test_a_kernel_of_sums_of_exponentials_reads_them_twice() -> None:
+    plan = te.optimize(te.trace(lambda x: jax.nn.logsumexp(x, -1), _LARGE), "h100:1")[0]
+    assert plan.costs.seconds == pytest.approx(_A_PASS, rel=0.05)
 
 
 def _turned(x: jax.Array) -> jax.Array:

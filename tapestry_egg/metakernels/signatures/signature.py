@@ -338,6 +338,13 @@ class OperationSignature:
         )
 
     @property
+    def written_into(self) -> int | None:
+        """The operand that the result is but for elements at scattered places; None of others."""
+        if self.scattered is None or self.scattered.operand == 0 or self.fusion != "kernel":
+            return None
+        return 0 if self.input_types[0].shape == self.output_types[0].shape else None
+
+    @property
     def into_rows(self) -> bool:
         """Whether it writes or adds to rows of something, as that is written, and multiplies
         nothing."""
