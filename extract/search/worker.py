@@ -11,6 +11,7 @@ import math
 import os
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
@@ -83,9 +84,9 @@ def search_all(
     archives), neither the number of workers nor what else they do matters. `limits` are of special
     interest, `rivals` are costs of plans that other problems have, as `Search` takes them. Where
     the search of a problem was `begun`, one goes on from there (`Search.go_on`), or, in a later
-    `round`, searches all of it again and knows what was found before. `weights` divide the work of
-    problems that all were begun (default: `weight`). An
-    interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
+    `round`, searches all of it again and knows what was found before. `weights` divide the work among
+    problems, whose searches in parts or from several seeds share it (default: `weight`, for each
+    of these). An interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
     that is nothing, and what `Search` raises.
     """
     room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
@@ -102,7 +103,10 @@ def search_all(
         for seed, part in product(range(1 if once[k] else seeds), range(n))
     ]
     searched = [problems[k] for k, *_ in kinds]
-    each = [weight(p) for p in searched] if weights is None else weights
+    each = [weight(p) for p in searched]
+    if weights is not None:
+        jobs_of = Counter(k for k, *_ in kinds)
+        each = [weights[k] / jobs_of[k] for k, *_ in kinds]
     seconds, work = shares(each, 1 if alone else room, effort), works(each, effort)
     jobs = [
         _Job(

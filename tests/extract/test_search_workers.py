@@ -68,6 +68,24 @@ def test_every_problem_is_searched_in_parts_and_from_all_seeds() -> None:
     assert inline.calls == 1, "a small one is not"
 
 
+@pytest.mark.parametrize(("seeds", "work"), [(1, [3.0, 3.0, 2.0]), (2, [3.0, 3.0, 1.0, 1.0])])
+def test_parts_and_seeds_of_a_problem_share_its_weight(
+    seeds: int, work: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large problem is searched in two parts, or from two seeds, a small one in one part."""
+    efforts: list[Effort] = []
+
+    def noted(p: Problem, effort: Effort, *rest: object) -> Archive:
+        efforts.append(effort)
+        return Archive()
+
+    monkeypatch.setattr(worker, "_here", noted)
+    problems = [endless(1), ladder(2, 6)]
+    brief = replace(BRIEF, work=8.0)
+    search_all(problems, brief, workers=1, seeds=seeds, weights=[3.0, 1.0])
+    assert [e.work for e in efforts] == pytest.approx(work)
+
+
 @pytest.mark.slow
 def test_a_lost_worker_costs_its_own_search_which_is_done_again() -> None:
     problems = [ladder(k, 6) for k in (1, 2)]
