@@ -84,10 +84,10 @@ def search_all(
     archives), neither the number of workers nor what else they do matters. `limits` are of special
     interest, `rivals` are costs of plans that other problems have, as `Search` takes them. Where
     the search of a problem was `begun`, one goes on from there (`Search.go_on`), or, in a later
-    `round`, searches all of it again and knows what was found before. `weights` divide the work among
-    problems, whose searches in parts or from several seeds share it (default: `weight`, for each
-    of these). An interruption (Ctrl-C) ends the search and keeps what was found; raises KeyboardInterrupt where
-    that is nothing, and what `Search` raises.
+    `round`, searches all of it again and knows what was found before. `weights` divide the work
+    among problems, whose searches in parts or from several seeds share it (default: `weight`, for
+    each of these). An interruption (Ctrl-C) ends the search and keeps what was found; raises
+    KeyboardInterrupt where that is nothing, and what `Search` raises.
     """
     room = capacity(executor) if executor is not None else workers or os.cpu_count() or 1
     rows = sum(len(v) for p in problems for v in p.variables)
