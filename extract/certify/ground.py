@@ -59,12 +59,12 @@ class Ground:
     @cached_property
     def straight(self) -> frozenset[tuple[int, int]]:
         """Units and what they read that must lie as its dims are written."""
-        return frozenset() if self.target.tiles else read_straight(self.schedule)
+        return read_straight(self.schedule, self.target.tiles is not None)
 
     @cached_property
     def made_straight(self) -> frozenset[FlatId]:
         """Values that lie as their dims are written when they are made."""
-        return frozenset() if self.target.tiles else made_straight(self.schedule)
+        return made_straight(self.schedule, self.target.tiles is not None)
 
     @cached_property
     def left(self) -> Mapping[int, Leaving]:

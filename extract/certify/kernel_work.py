@@ -165,7 +165,7 @@ def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Tar
     dtype = signature.output_types[0].dtype if signature.output_types else ""
     if takes is None or kernel_rate(signature.kernel, signature.measured, dtype, target.name):
         return 0.0
-    beside = evaluate(takes.beside, extents)
+    beside = evaluate(takes.walked if target.epilogues else takes.beside, extents)
     if not takes.blocks:
         return beside
     scores, row = (evaluate(x, extents) for x in (takes.scores, takes.row))

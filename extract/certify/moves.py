@@ -11,7 +11,7 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import LOCAL, turning_seconds
 from tapestry_egg.machine.energy import turning_joules
-from tapestry_egg.plans.collectives import turns
+from tapestry_egg.plans.collectives import after, turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.units import Unit, two_kernels
@@ -135,8 +135,15 @@ def turns_on_the_way(walk: Walk, move: Move, kind: str) -> bool:
     """Whether a change of this kind on the way of a copy takes, or leaves, another order of dims
     than that in which they are written."""
     key = walk.local[move.value], move.have, move.need
-    shape = walk.program.types[move.value].shape
-    return any(turns(s, shape, kind) for s in walk.bodies[walk.body_of[move.value]].copies[key])
+    shape, layout = walk.program.types[move.value].shape, move.have
+    for step in walk.bodies[walk.body_of[move.value]].copies[key]:
+        before, layout = layout, after(step, layout)
+        if step.kind == kind:
+            k = step.dim or 0
+            cut = (before if kind == "all_gather" else layout).dims[k]
+            if turns(step, shape, kind, shape[k] // walk.mesh.parts(cut), walk.target.tiles):
+                return True
+    return False
 
 
 def turns_before(walk: Walk, move: Move) -> bool:

@@ -22,7 +22,7 @@ from tapestry_egg.machine.costs import (
 )
 from tapestry_egg.machine.energy import collective_joules, turning_joules
 from tapestry_egg.machine.target import Target
-from tapestry_egg.machine.tiles import stored_bytes
+from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.plans.collectives import turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow
@@ -57,6 +57,8 @@ class CopyTable:
     turn_joules: Matrix
     following: NDArray[np.int64]  # [from and through, to], next layout on the path
     step_of: dict[tuple[int, int], Change]  # from and to any of them, through others included
+    mesh: MeshShape
+    tiles: Tiles | None
     through: tuple[Layout, ...] = ()
 
     def single(self) -> Iterator[tuple[int, int, Change]]:
@@ -99,27 +101,32 @@ class CopyTable:
 
     @cached_property
     def turned(self) -> NDArray[np.bool_]:
-        """[a, b]: whether something is gathered on the way along a dim that is not the first: what
-        devices have comes one after another in memory, and so that dim first."""
+        """[a, b]: whether something is gathered on the way along a dim that is not the first, and
+        not in whole tiles: what devices have comes one after another in memory, and so that dim
+        first."""
         return (self._on_the_way & _GATHERED) > 0
 
     @cached_property
     def turned_before(self) -> NDArray[np.bool_]:
-        """[a, b]: whether a sum is scattered on the way along a dim that is not the first."""
+        """[a, b]: whether a sum is scattered on the way along a dim that is not the first, and not
+        in whole tiles."""
         return (self._on_the_way & _SCATTERED) > 0
 
     @cached_property
     def _on_the_way(self) -> NDArray[np.int64]:
         """[a, b]: how many collectives the cheapest copy takes, and whether such as turn are among
         them, each a part of the number; 0 where there is none."""
-        every = len(self.following)
+        every, layouts = len(self.following), (*self.layouts, *self.through)
+        by_kind = {"all_gather": _GATHERED, "reduce_scatter": _SCATTERED}
         count, turning = (np.zeros((every, every), dtype=np.int64) for _ in range(2))
         for (a, b), step in self.step_of.items():
             count[a, b] = step.kind not in LOCAL
-            if turns(step, self.tensor.shape):
-                turning[a, b] = _GATHERED
-            elif turns(step, self.tensor.shape, "reduce_scatter"):
-                turning[a, b] = _SCATTERED
+            if step.kind in by_kind:
+                k = step.dim or 0
+                cut = layouts[a if step.kind == "all_gather" else b].dims[k]
+                block = self.tensor.shape[k] // self.mesh.parts(cut)
+                turned = turns(step, self.tensor.shape, step.kind, block, self.tiles)
+                turning[a, b] = by_kind[step.kind] if turned else 0
         n = len(self.layouts)
         found: NDArray[np.int64] = np.zeros((n, n), dtype=np.int64)
         to = np.broadcast_to(np.arange(n), (n, n))
@@ -418,6 +425,8 @@ def _table(
         turn_joules=turning_joules(sizes, costs.mesh.devices, costs.target),
         following=place[following[np.ix_(order, own)]],
         step_of=dict(zip(numbers, [every.steps[k] for k in steps.number.tolist()], strict=True)),
+        mesh=costs.mesh,
+        tiles=costs.target.tiles,
         through=tuple(names[len(own) :]),
     )
 

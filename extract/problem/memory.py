@@ -127,9 +127,9 @@ class Memory:
         self.places = IssuePlaces(choices.schedule) if beside else None
         moving = window_dims(self.program, choices.target.tiles)
         self.windows: dict[int, frozenset[int]] = {int(v): dims for v, dims in moving.items()}
-        rows = choices.target.tiles is None  # arrays lie row by row
-        self.straight = read_straight(choices.schedule) if rows else frozenset()
-        self.made_straight = made_straight(choices.schedule) if rows else frozenset()
+        tiles = choices.target.tiles is not None
+        self.straight = read_straight(choices.schedule, tiles)
+        self.made_straight = made_straight(choices.schedule, tiles)
         self._first: dict[int, int] = {}  # value -> the tick of the first copy of it
         self._alone: dict[int, int] = {}  # value -> the one unit that it is kept for in the end
         self.counts = counts(self.columns, self._sizes, self.times)

@@ -73,7 +73,8 @@ def scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scrat
         return None
     beside = polynomial(texts["beside"], scope)
     if "blocks" not in texts:
-        return Scratch(0.0, (), (), beside)
+        walked = polynomial(texts["fused"], scope) if "fused" in texts else beside
+        return Scratch(0.0, (), (), beside, walked=walked)
     blocks = texts["blocks"](names)
     if not isinstance(blocks, int | float) or not 0.0 <= blocks < math.inf:
         raise texts["blocks"].error(f"{blocks!r} is not a number of blocks")
@@ -83,11 +84,11 @@ def scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scrat
     scores = polynomial(texts["scores"], scope)
     if "along" not in texts:
         row = polynomial(texts["row"], scope)
-        return Scratch(float(blocks), scores, row, beside, fused=float(fused))
+        return Scratch(float(blocks), scores, row, beside, (), float(fused), beside)
     along = polynomial(texts["along"], scope)
     if len(along) != 1:
         raise texts["along"].error("is no product of index dims")
-    return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused))
+    return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused), beside)
 
 
 def steps(template: Template, scope: Mapping[str, Any]) -> Polynomial:

@@ -19,6 +19,7 @@ from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import carried_as
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.monoids import Monoid, monoids, single_monoids
 from tapestry_egg.monoids.fold import combine
 from tapestry_egg.monoids.fold import zero as neutral_state
@@ -42,11 +43,23 @@ class Traffic:
     payload_bytes: int
 
 
-def turns(step: Change, shape: Sequence[int], kind: str = "all_gather") -> bool:
+def turns(
+    step: Change,
+    shape: Sequence[int],
+    kind: str = "all_gather",
+    block: int = 0,
+    tiles: Tiles | None = None,
+) -> bool:
     """Whether a change of this kind does not give, or take, a tensor of this shape as its dims are
     written: it works along another dim than the first, and what devices get, or have, comes one
-    after another in memory."""
-    return step.kind == kind and prod(shape[: step.dim]) > 1
+    after another in memory. Whole tiles it takes where they lie, in blocks of `block` of the dim
+    (compiled for v5e by libtpu 0.0.52)."""
+    if step.kind != kind or prod(shape[: step.dim]) <= 1:
+        return False
+    if tiles is None:
+        return True
+    from_end = len(shape) - (step.dim or 0)
+    return block % {1: tiles.lanes, 2: tiles.rows}.get(from_end, 1) != 0
 
 
 def after(step: Change, layout: Layout, where: str = "") -> Layout:

@@ -20,6 +20,8 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.repeated import repeat_cheap
 
 _DEFAULT = (None, "DEFAULT", "default")
+# Contractions that JAX lets say nothing of their result's dtype.
+_SILENT = ("conv_general_dilated", "ragged_dot_general")
 
 
 def rounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
@@ -128,9 +130,9 @@ def _rounding(op: Operation, v: int, to: int, dtype: str) -> Operation:
 
 def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
     """The operands that a contraction's matrix units multiply and the compiler rounds before it:
-    both of an operation on two that has a precision. A ragged product, which has a third, is a
-    kernel of its own that takes them as they are."""
-    if op.regions or len(op.inputs) != 2 or "precision" not in op.params:
+    both of an operation that has a precision. A ragged product is a kernel of its own, which reads
+    them rounded, too (libtpu 0.0.52; 0.0.42 gave it float32)."""
+    if op.regions or "precision" not in op.params:
         return ()
     types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
     signature = registry.signature_of(op, types[0], types[1])
@@ -232,7 +234,8 @@ def _default(precision: Any) -> bool:
 def unrounded(graph: BlockGraph, reads: Mapping[str, str]) -> BlockGraph:
     """The graph whose contractions read what was rounded for them: `rounded` taken back.
 
-    Convolutions whose result has the dtype of their operands do not say so, in either graph.
+    Convolutions and ragged products whose result has the dtype of their operands do not say so, in
+    either graph.
     Raises PlanError where a rounding is none of `reads`, or something else reads it.
     """
     found, left = _unrounded(graph, reads, {})
@@ -292,7 +295,7 @@ def _unrounded(
                 widened(op.outputs[place], dtype)
             regions.append(found)
         params = op.params
-        if op.kernel == "conv_general_dilated":
+        if op.kernel in _SILENT:
             same = {"$dtype": values[inputs[0]].dtype}
             if params.get("preferred_element_type") == same:
                 params = {**params, "preferred_element_type": None}

@@ -61,7 +61,8 @@ def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | Non
     from anyway. Then readers take in a product, if they are elementwise or sums of all of it, and
     can run in its kernel, before the next product does. What reads windows takes in nothing, nor
     does what takes elements to other places or leaves some out (slices, pads, what joins arrays):
-    they run inside their readers, but what they read is stored. What holes are put into is, too.
+    they run inside their readers, but what they read is stored. What holes are put into is, too,
+    and what a gather takes from places that are data and reads: it is a kernel of its own.
     A scatter that puts one element into each row is computed element by element.
     """
     found = _Fusing(schedule, epilogues, costs)
@@ -254,7 +255,7 @@ class _Fusing:
                 return "kernel"
             if signature.scatters_once:
                 return "loop"
-            if signature.dilates:
+            if signature.dilates or (signature.scattered and signature.fusion == "loop"):
                 return "kernel"
         return root.port or signature.fusion
 

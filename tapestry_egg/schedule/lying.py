@@ -36,25 +36,43 @@ from .units import is_view
 LEAST_PLACE = 16 << 10
 
 
-def made_straight(schedule: Schedule) -> frozenset[FlatId]:
-    """What kernels make that want their operands straight, and leave their result so."""
+def made_straight(schedule: Schedule, tiles: bool = False) -> frozenset[FlatId]:
+    """What kernels make that want their operands straight, and leave their result so. In `tiles`,
+    of XLA for TPUs, products by groups of rows: other kernels there write in any order."""
     instances = schedule.program.instances
     roots = [instances[unit.root] for unit in schedule.units]
-    return frozenset(v for x in roots if x.signature.straight for v in x.outputs)
+    return frozenset(
+        v
+        for x in roots
+        if (x.signature.by_groups if tiles else x.signature.straight)
+        for v in x.outputs
+    )
 
 
-def read_straight(schedule: Schedule) -> frozenset[tuple[int, int]]:
+def read_straight(schedule: Schedule, tiles: bool = False) -> frozenset[tuple[int, int]]:
     """Units and what they read that must not be turned, dims in the order in which they are
     written: operands of kernels that say so (`straight`), and results. Contractions, slices of
-    stacks and operations on elements take any order."""
+    stacks and operations on elements take any order. In `tiles`, of XLA for TPUs, what products
+    multiply whose results are groups of rows, and nothing else."""
     instances = schedule.program.instances
     found = set()
     for u, unit in enumerate(schedule.units):
-        straight = instances[unit.root].port == "output"
+        result = instances[unit.root].port == "output" and not tiles
         for i, p, v in unit.reads:
-            if straight or p in instances[i].signature.straight:
+            signature = instances[i].signature
+            own = _multiplied_by_groups(signature) if tiles else signature.straight
+            if result or p in own:
                 found.add((u, int(v)))
     return frozenset(found)
+
+
+def _multiplied_by_groups(signature: OperationSignature) -> tuple[int, ...]:
+    """The operands that a product multiplies for groups of rows of its result."""
+    gemm = signature.gemm
+    if gemm is None or not signature.by_groups:
+        return ()
+    summed = any(signature.index[d].role == "whole" for d in gemm.k)
+    return () if summed else (gemm.lhs, gemm.rhs)
 
 
 def computed_into_straight(graph: BlockGraph) -> frozenset[int]:

@@ -27,7 +27,7 @@ def contractions(graph: BlockGraph) -> list[tuple[str, ...]]:
     """The dtypes of operands and result of every contraction, those of regions too."""
     found = []
     for op in graph.operations:
-        if op.kernel in ("dot_general", "conv_general_dilated"):
+        if op.kernel in ("dot_general", "conv_general_dilated", "ragged_dot_general"):
             found.append(tuple(graph.values[v].dtype for v in (*op.inputs, *op.outputs)))
         for region in op.regions:
             found += contractions(region)
@@ -58,11 +58,16 @@ def test_a_precision_that_was_asked_for_is_kept(precision: str | jax.lax.Precisi
     assert rounded(graph, READS) is graph
 
 
-def test_ragged_products_take_their_operands_as_they_are() -> None:
-    """XLA's kernel for TPUs gets float32 (compiled for v5e by libtpu 0.0.42)."""
+def test_products_by_groups_of_rows_read_them_rounded_too() -> None:
+    """As XLA for TPUs has it, and files say of such plans what the program said."""
     x, y, n = jnp.ones((8, 4)), jnp.ones((2, 4, 3)), jnp.array([3, 5])
     graph = te.trace(jax.lax.ragged_dot, x, y, n).graph
-    assert rounded(graph, READS) is graph
+    found = rounded(graph, READS)
+    assert contractions(found) == [("bfloat16", "bfloat16", "int32", "float32")]
+    (op,), (back,) = graph.operations, unrounded(found, READS).operations
+    assert (back.kernel, back.inputs, back.params) == (op.kernel, op.inputs, op.params)
+    asked = te.trace(lambda *a: jax.lax.ragged_dot(*a, precision="highest"), x, y, n).graph
+    assert rounded(asked, READS) is asked
 
 
 def test_other_dtypes_are_as_they_were() -> None:

@@ -91,10 +91,6 @@ KEPT: dict[str, Callable[..., Any]] = {
         lax.dynamic_update_slice(old, x[:1], (3, 0)),
     ),
     "it is what is written": lambda x, old: (x @ x, lax.dynamic_update_slice(x, old[:1], (0, 0))),
-    "what is written leaves twice": lambda x, old: (
-        x,
-        ((new := lax.dynamic_update_slice(old, x[:1], (3, 0))), new),
-    ),
 }
 
 
@@ -104,6 +100,25 @@ def test_a_slice_that_is_read_or_leaves_is_kept(name: str) -> None:
         return lax.scan(KEPT[name], x, stack)
 
     assert not renewed(scheduled(loop, STACK, X, donate=(0,)))
+
+
+def test_what_is_written_and_leaves_twice_is_one_stack_and_renewed() -> None:
+    def loop(stack: jax.Array, x: jax.Array) -> Any:
+        def layer(x: jax.Array, old: jax.Array) -> Any:
+            new = lax.dynamic_update_slice(old, x[:1], (3, 0))
+            return x, (new, new)
+
+        return lax.scan(layer, x, stack)
+
+    assert len(renewed(scheduled(loop, STACK, X, donate=(0,)))) == 1
+    stack, x = jnp.ones((2, 8, 8)), jnp.full((8, 8), 2.0)
+    plan = te.optimize(te.trace(loop, stack, x), "cpu:1", settings=te.Settings(work=0.2)).best()
+    for got, want in zip(
+        jax.tree.leaves(te.compile(plan, jax.devices()[:1])(stack, x)),
+        jax.tree.leaves(loop(stack, x)),
+        strict=True,
+    ):
+        assert (got == want).all()
 
 
 def test_a_stack_that_a_round_reads_otherwise_is_not_written_over() -> None:

@@ -69,8 +69,9 @@ for the local boxes and everything else keeps its value. Parameters are names to
 `scratch:` has four parts: how many `blocks` of scores are in memory at a time (and how many, where
 that is fewer, if products compute what is made of them: `fused`), and as polynomials
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
-kernel that has no scores only says `beside`. In the place of `row` stands `along`, the product of
-those index dims of which the longest is cut into blocks.
+kernel that has no scores only says `beside`, and as `fused` what that is where products compute
+what is made of them. In the place of `row` stands `along`, the product of those index dims of which
+the longest is cut into blocks.
 `steps:` are so many that wait for one another, as columns of a decomposition do, in steps of a
 Cholesky decomposition, for which targets have a time; a polynomial, or their number in all.
 `scattered:` says what the kernel reads, or adds to, at places that are data: bytes of so many
@@ -233,10 +234,11 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
 def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
     found = file.expressions(node, "`scratch`")
     by_row, along = {"blocks", "scores", "row", "beside"}, {"blocks", "scores", "along", "beside"}
-    if set(found) - {"fused"} not in (by_row, along) and set(found) != {"beside"}:
+    if set(found) - {"fused"} not in (by_row, along, {"beside"}):
         raise file.error(
             node,
-            "`scratch` has the parts blocks, fused, scores, row or along, and beside, or beside",
+            "`scratch` has the parts blocks, scores, row or along, and beside, or beside alone, "
+            "and perhaps fused",
         )
     return found
 

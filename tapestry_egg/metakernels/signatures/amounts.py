@@ -27,8 +27,9 @@ class Scratch:
     Of one that runs in blocks of its scores a block holds what has `ROOM`, or where there are more
     than `BLOCKS` of them up to `MOST`, and one `row` at least; `blocks` of them are there at a
     time, `fused` where products compute what is made of them (`Target.epilogues`), and what
-    `beside` says. Others have no blocks. All in index extents. Blocks lie along the longest of the
-    index dims `along`, if there are any, and have `ROOM` and `LEAST` of it.
+    `beside` says. Others have no blocks, and what `walked` says in the place of `beside` where
+    products do that. All in index extents. Blocks lie along the longest of the index dims `along`,
+    if there are any, and have `ROOM` and `LEAST` of it.
     """
 
     blocks: float
@@ -37,6 +38,7 @@ class Scratch:
     beside: Polynomial
     along: tuple[int, ...] = ()
     fused: float = 0.0
+    walked: Polynomial = ()
 
     def bytes_at(self, extents: tuple[int, ...], epilogues: bool = False) -> float:
         """On a device whose part of the index space has these extents."""
@@ -47,7 +49,8 @@ class Scratch:
             least = max(least, min(scores / BLOCKS, float(MOST)))
         block = min(scores, max(float(ROOM), least))
         blocks = self.fused if epilogues else self.blocks
-        return blocks * block + evaluate(self.beside, extents)
+        beside = self.walked if epilogues else self.beside
+        return blocks * block + evaluate(beside, extents)
 
 
 def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:

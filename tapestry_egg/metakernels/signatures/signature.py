@@ -305,6 +305,11 @@ class OperationSignature:
         return form, float(read * made) ** 0.5, padded
 
     @property
+    def by_groups(self) -> bool:
+        """Whether it is a product for every group of rows, which a third operand tells apart."""
+        return self.gemm is not None and len(self.inputs) > 2 and self.is_product
+
+    @property
     def is_product(self) -> bool:
         """Whether it is a plain product of matrices, or one for every group of rows: no window runs
         over both operands."""
