@@ -26,6 +26,10 @@ from tapestry_egg.plans.plan import Change
         ((65536,), 0),
         ((16, 64, 128), 1),
         ((4, 64, 8), 2),  # too few for rows of lanes
+        ((16, 4096), 0),  # blocks of two rows
+        ((32, 393), 0),  # filled up to whole tiles
+        ((16, 24), 0),  # too few to be
+        ((3, 16, 512), 1),
     ],
 )
 def test_scattered_sums_are_what_all_devices_add_up(shape: tuple[int, ...], dim: int) -> None:

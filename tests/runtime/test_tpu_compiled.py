@@ -43,6 +43,7 @@ def devices() -> Sequence[Any]:
         ((65536,), 0),
         ((4096, 32), 1),  # blocks of four columns
         ((16, 256, 32), 1),  # narrow matrices
+        ((16, 4096), 0),  # blocks of two rows
     ],
 )
 def test_sums_are_scattered_along_any_dim(
