@@ -17,7 +17,7 @@ more then); libraries' kernels and products read a copy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -225,6 +225,19 @@ def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[Fl
 
 def _is_turned(signature: OperationSignature, p: int) -> bool:
     """Whether a product wants operand p in another order than that of its dims as written."""
+    return turned_for_product(signature, p, range(signature.input_types[p].rank)) is not None
+
+
+def turned_for_product(
+    signature: OperationSignature, p: int, written: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The order in which a product has the dims of operand p laid, if it does not take the one in
+    which they lie, `written`, both from major to minor: None where it does.
+
+    It takes what it runs through as a batch, what it sums and what it keeps each in a row, no batch
+    last; else it has the batch first, then for its left operand what it keeps, for its right one
+    what it sums.
+    """
     gemm = signature.gemm
     if (
         not signature.is_product
@@ -232,15 +245,19 @@ def _is_turned(signature: OperationSignature, p: int) -> bool:
         or gemm is None
         or p not in (gemm.lhs, gemm.rhs)
     ):
-        return False
-    kinds = [
-        "batch" if d in gemm.batch else "summed" if d in gemm.k else "kept"
-        for row, n in zip(signature.inputs[p].matrix, signature.input_types[p].shape, strict=True)
-        for d, a in enumerate(row)
-        if a and n > 1
-    ]
-    runs = [kind for kind, _ in groupby(kinds)]
-    return len(runs) > len(set(runs)) or runs[-1:] == ["batch"]
+        return None
+    kinds: dict[int, str] = {}
+    rows = zip(signature.inputs[p].matrix, signature.input_types[p].shape, strict=True)
+    for k, (row, n) in enumerate(rows):
+        for d, a in enumerate(row):
+            if a and n > 1:
+                kinds[k] = "batch" if d in gemm.batch else "summed" if d in gemm.k else "kept"
+    lying = [k for k in written if k in kinds]
+    runs = [kind for kind, _ in groupby(kinds[k] for k in lying)]
+    if len(runs) == len(set(runs)) and runs[-1:] != ["batch"]:
+        return None
+    wanted = ["batch", "kept", "summed"] if p == gemm.lhs else ["batch", "summed", "kept"]
+    return tuple(k for kind in wanted for k in sorted(kinds) if kinds[k] == kind)
 
 
 def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, frozenset[int]]:

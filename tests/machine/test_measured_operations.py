@@ -78,6 +78,7 @@ DECOMPOSITIONS = [
 PRODUCTS = [
     (highest, [array(4096, 4096)] * 2, 2717),
     (jnp.matmul, [array(2048, 2048, dtype=C64)] * 2, 305),
+    (lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), [array(16, 512, 12, 64)] * 2, 137),
     (
         lambda x, y: jax.lax.dot(x, y, preferred_element_type=I32),
         [array(4096, 4096, dtype=I8)] * 2,

@@ -28,6 +28,8 @@ LONGEST = jax.ShapeDtypeStruct((128, 16384), jnp.float32)
 SHORT = jax.ShapeDtypeStruct((1 << 20, 2), jnp.float32)
 PAIR = jax.ShapeDtypeStruct((2,), jnp.float32)
 FEW = jax.ShapeDtypeStruct((64, 32), jnp.float32)
+HEADS = jax.ShapeDtypeStruct((32, 512, 12, 64), jnp.float32)
+SEQUENCE = jax.ShapeDtypeStruct((1, 8192, 12, 64), jnp.float32)
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 W = jax.ShapeDtypeStruct((COLUMNS, COLUMNS), jnp.float32)
 H100 = load_target("h100:1")
@@ -116,6 +118,29 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
         lambda x: ((made := jnp.tanh(x)), made * made.sum(-1, keepdims=True)),
         (X,),
         4,
+    ),
+    # Products of the heads of tokens are given copies that lie head by head; scores are eight times
+    # as large as keys.
+    "scores": (lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), (HEADS, HEADS), 6 + 8),
+    "scores of heads that were turned": (
+        lambda q, k: q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1),
+        (HEADS, HEADS),
+        6 + 8,
+    ),
+    "scores of one sequence": (
+        lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k),
+        (SEQUENCE, SEQUENCE),
+        2 + 128,
+    ),
+    "scores of tokens of many": (
+        lambda q, k: jnp.einsum("qbhd,kbhd->bhqk", q, k),
+        (HEADS, HEADS),
+        2 + 1 / 2,
+    ),
+    "scores of queries that are computed": (
+        lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", jnp.tanh(q), k),
+        (HEADS, HEADS),
+        6 + 8,
     ),
     # A library's kernels read and write what is before and behind them.
     "sorted": (lambda x: jnp.sort(jnp.tanh(x), 0) * 2, (X,), 6),
