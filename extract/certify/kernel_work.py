@@ -36,6 +36,7 @@ from tapestry_egg.metakernels.signatures.signature import (
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
+from tapestry_egg.schedule.one_device import block_work
 from tapestry_egg.schedule.traffic import UnitTraffic, scattered_bytes
 from tapestry_egg.schedule.units import Unit
 
@@ -127,6 +128,8 @@ def kernel_work(
         return Work(joules=float(inside), flops=flops)
     steps = evaluate(own.steps, extents[unit.members[-1]])
     seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm, steps))
+    blocks, moved = block_work(own, extents[unit.members[-1]], target)
+    seconds, traffic = max(seconds, blocks), traffic + moved
     energy = joules(flops, traffic, 0.0, seconds, mesh.devices, target, dtype, contraction)
     roofline = {
         "compute": work / target.rate(dtype, contraction),

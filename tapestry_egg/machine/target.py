@@ -143,6 +143,12 @@ class Target:
         return None if self.shared_memory else self.hbm_bytes
 
     @property
+    def stores_products(self) -> bool:
+        """Whether its compiler stores what a product makes for another kernel to read, as XLA for
+        GPUs does, whose estimate of kernels `fusing` is."""
+        return self.fusing is not None and not self.epilogues
+
+    @property
     def slowdown(self) -> float | None:
         """Seconds that compute loses to every second of communication beside it, where seconds
         count on that; None where they are a sum."""

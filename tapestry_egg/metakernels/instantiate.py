@@ -107,6 +107,7 @@ def instantiate(
         scattered=priced_by.scattered(template, names, priced, inputs),
         precision=priced_by.precision(template, names),
         scratch=priced_by.scratch(template, names, priced),
+        blocks=priced_by.blocks(template, names, priced),
         outside=outside,
         placed=_placed(template, names, index),
         skips=_skips(template, names, inputs),

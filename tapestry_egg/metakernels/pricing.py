@@ -11,7 +11,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.language.template import Template
-from tapestry_egg.metakernels.signatures.amounts import Polynomial, Scattered, Scratch
+from tapestry_egg.metakernels.signatures.amounts import Blocks, Polynomial, Scattered, Scratch
 from tapestry_egg.metakernels.signatures.values import Cost
 
 from .binding import places
@@ -89,6 +89,32 @@ def scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scrat
     if len(along) != 1:
         raise texts["along"].error("is no product of index dims")
     return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused), beside)
+
+
+def blocks(template: Template, names: Names, scope: Mapping[str, Any]) -> Blocks | None:
+    """The kernels of each block; None where it has none, or one kernel does it all."""
+    texts = template.blocks
+    if not texts:
+        return None
+    text, kernels = texts["products"], texts["kernels"](names)
+    found = text(scope)
+    if not isinstance(found, tuple) or not all(isinstance(p, tuple) and len(p) == 4 for p in found):
+        raise text.error(f"{found!r} is not a list of products [batch, m, n, k]")
+    if not isinstance(kernels, int | float) or not 0.0 <= kernels < math.inf:
+        raise texts["kernels"].error(f"{kernels!r} is not a number of kernels")
+    if not found:
+        return None
+    products = tuple([tuple([_dims(text, side) for side in product]) for product in found])
+    moved, again = (polynomial(texts[k], scope) for k in ("moved", "again"))
+    return Blocks(products, moved, again, float(kernels))
+
+
+def _dims(text: Expression, value: Any) -> tuple[int, ...]:
+    """The index dims whose product an amount is."""
+    terms = _terms(text, value) if isinstance(value, Cost) else ()
+    if len(terms) != 1 or terms[0][0] != 1.0:
+        raise text.error(f"{value!r} is no product of index dims")
+    return terms[0][1]
 
 
 def steps(template: Template, scope: Mapping[str, Any]) -> Polynomial:

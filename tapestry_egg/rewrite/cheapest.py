@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.egraphs.process import Budget
@@ -24,7 +25,7 @@ _PER_OPERATION = 60
 
 @dataclass(frozen=True)
 class Cheapest:
-    """A graph, its seconds, what it chooses among the terms, and whether there was time to try all
+    """A graph, its price, what it chooses among the terms, and whether there was time to try all
     that looked worth it."""
 
     built: Rebuilt
@@ -42,21 +43,24 @@ def cheapest(
     given: float,
     folded: Folded | None = None,
     budget: Budget = BUDGET,
+    passes: float = 0.0,
+    first: Sequence[int] | None = None,
 ) -> Cheapest:
-    """The cheapest of the graphs that compute what this one does, as far as tried.
+    """The cheapest of the graphs that compute what this one does, as far as tried, from the choice
+    `first` on, or from this one.
 
-    `given` are the seconds of this one. Where it is folded, seconds are those of the program that
-    it stands for.
+    The price are seconds, and those of so many `passes` over all that is stored; `given` is that of
+    this one. Where it is folded, the price is that of the program that it stands for.
     """
     work, late = Work(), False
     terms, catalogue = explored.terms, explored.catalogue
-    least = [least_seconds(a.signature, target) for a in catalogue]
+    least = [least_seconds(a.signature, target, passes) for a in catalogue]
     roots = terms.roots(graph)
     weights = folded.weights if folded else None
-    picked = as_written(terms, least)
+    picked = list(first or as_written(terms, least))
     best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
     same = best.graph.operations == graph.operations
-    seconds = given if same else program_seconds(best.graph, target, weights)
+    seconds = given if same else program_seconds(best.graph, target, weights, passes)
 
     def judge(pick: list[int]) -> bool:
         nonlocal best, seconds, picked, late
@@ -66,15 +70,17 @@ def cheapest(
         built = rebuild(graph, terms, catalogue, pick)
         if built is None:
             return False
-        found = program_seconds(built.graph, target, weights)
+        found = program_seconds(built.graph, target, weights, passes)
         if found >= seconds:
             return False
         best, seconds, picked = built, found, list(pick)
         return True
 
     counts = class_weights(folded, terms) if folded else None
-    chosen = choose(terms, least, roots, judge, counts, work, budget.choice)
+    chosen = choose(terms, least, roots, judge, counts, work, budget.choice, picked)
     if chosen.finished:
-        bypass(terms, catalogue, least, roots, chosen.pick, judge)
+        without = bypass(terms, catalogue, least, roots, chosen.pick, judge)
+        if without != chosen.pick:  # what only those read that are computed without it now
+            chosen = choose(terms, least, roots, judge, counts, work, budget.choice, without)
     finished = chosen.finished and not late
     return Cheapest(best, seconds, picked, finished, explored, chosen.untried)

@@ -50,8 +50,10 @@ def choose(
     weights: Sequence[float] | None = None,
     work: Work | None = None,
     most: float = float("inf"),
+    first: Sequence[int] | None = None,
 ) -> Choice:
-    """The choice that no trial has bettered.
+    """The choice that no trial has bettered, from `first` on; without it from the program as it is
+    written.
 
     `seconds[s]` is the least time that signature s can add, `roots` are the classes that must be
     computed; `judge` is shown a choice and says whether it betters the last one it accepted. What
@@ -59,7 +61,7 @@ def choose(
     that this one stands for; those that are not stay as they are written. Nothing new is tried
     when `work`, to which the changes made are added, has come to `most` units.
     """
-    first = as_written(terms, seconds)
+    first = list(first or as_written(terms, seconds))
     work = work or Work()
     state = _State(terms, seconds, first, weights or [1.0] * len(terms.nodes), work)
     for c in roots:

@@ -19,6 +19,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.terms.explore import BUDGET, Explored, explore, is_wide
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
@@ -42,6 +43,11 @@ FASTER = 2
 # Where there is no room for so many ways, places that only a form of their own has are not looked
 # for: the network of all its programs takes its share of the work from the others.
 _WAYS = 2
+# What a byte that stands is worth in the form that holds least: so many passes over it. A kernel
+# that keeps no scores takes three to ten passes over them more than those do that store them.
+_PASSES = 100.0
+# A form that takes longer must save this share of the peak on one device.
+LEAST_SAVED = 0.1
 # Forms whose seconds differ by a smaller share take the same time.
 _SAME = 1e-6
 
@@ -55,12 +61,14 @@ def forms(
     room: int = 0,
     ways: int | None = None,
     region: bool = False,
+    lean: bool = False,
 ) -> tuple[Form, ...]:
     """The graph as given, and up to two forms of it that take less time on one device, best first;
-    then those that the rules hold besides (`extractions`), as many as have `room` operations. Where
-    these are too many to search each on its own, or where the body of a loop has such, they are
-    ways to compute places of the program (`patches`), as they always are of a `region`: as many as
-    programs of one change each have `ways` operations (None: `room`), this one among them.
+    with `lean` one that holds less memory there, whatever it takes; then those that the rules hold
+    besides (`extractions`), as many as have `room` operations. Where these are too many to search
+    each on its own, or where the body of a loop has such, they are ways to compute places of the
+    program (`patches`), as they always are of a `region`: as many as programs of one change each
+    have `ways` operations (None: `room`), this one among them.
 
     The former save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
@@ -81,10 +89,19 @@ def forms(
         return (faster.given,)
     beside = room if ways is None else ways
     if not room or folded:
-        return _of_layers(held, faster, beside if room else 0)
-    if region:
-        return _of_region(held, faster)
-    return _of_program(held, faster, room, beside)
+        found = _of_layers(held, faster, beside if room else 0)
+    elif region:
+        found = _of_region(held, faster)
+    else:
+        found = _of_program(held, faster, room, beside)
+    # Of all kernels those that keep no scores alone may take longer and store less.
+    if not lean or all(a.signature.blocks is None for a in held.explored.catalogue):
+        return found
+    n = 1 + len(faster.forms)
+    leanest = _leanest(held, faster, found[:n])
+    same = {digest(f.graph) for f in leanest}
+    others = [f for f in found[n:] if f.patches or not same or digest(f.graph) not in same]
+    return (*found[:n], *leanest, *others)
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,6 +146,14 @@ class _Held:
         """Of what was found the program that takes least on one device."""
         return cheapest(self.small, explored, self.target, self.given, self.folded, self.budget)
 
+    def leanest(self, fastest: Cheapest) -> Cheapest:
+        """The same where what stands counts most, from the one on that takes least."""
+        weights = self.folded.weights if self.folded else None
+        given = program_seconds(self.small, self.target, weights, _PASSES)
+        small, explored, folded = self.small, self.explored, self.folded
+        target, budget, first = self.target, self.budget, fastest.pick
+        return cheapest(small, explored, target, given, folded, budget, _PASSES, first)
+
     def is_proven(self, built: Rebuilt) -> bool:
         """Whether a graph follows from the one given, as it must where a file is read."""
         return _is_proven(self.graph, Form(built.graph, built.rules), self.rules)
@@ -172,17 +197,19 @@ class _Held:
 @dataclass(frozen=True)
 class _Faster:
     """The form as given, with what is told of it, and those that take less on one device, best
-    first: less than `seconds`."""
+    first: less than `seconds`. `best` takes least, be it as long."""
 
     given: Form
     forms: tuple[Form, ...]
     seconds: float
+    best: Cheapest
 
 
 def _faster(held: _Held, least_gain: float) -> _Faster:
     """The forms of a program that save more than a share of its seconds on one device."""
     inner, explored = held.inner, held.explored
-    found = [held.cheapest(explored)]
+    best = held.cheapest(explored)
+    found = [best]
     least = held.written * (1.0 - least_gain)
     mixed = found[0].seconds < least and len(_rulesets(found[0].built.rules, held.rules)) > 1
     for ruleset in PROGRAM_RULESETS if mixed else ():
@@ -205,7 +232,7 @@ def _faster(held: _Held, least_gain: float) -> _Faster:
         left=left,
     )
     if not least:  # nothing computes, so nothing can be saved
-        return _Faster(given, (), least)
+        return _Faster(given, (), least, best)
     # Of forms that cost the same, the one that needs the fewest rules.
     found.sort(key=lambda f: (round(f.seconds / least, 6), len(f.built.rules)))
     changed = [f for f in found if inner.rules or f.built.rules]
@@ -223,13 +250,30 @@ def _faster(held: _Held, least_gain: float) -> _Faster:
             others[place] = form
         else:
             unproven += 1
-    best = tuple(others.values())[:FASTER]
+    few = tuple(others.values())[:FASTER]
     told = _told(
         given,
-        forms=inner.left.forms + len(others) + unproven - len(best),
+        forms=inner.left.forms + len(others) + unproven - len(few),
         slight=inner.left.slight + len({round(f.seconds / least, 6) for f in slight}),
     )
-    return _Faster(told, best, least)
+    return _Faster(told, few, least, best)
+
+
+def _leanest(held: _Held, faster: _Faster, known: Sequence[Form]) -> tuple[Form, ...]:
+    """The form of a program that holds the least memory on one device, where it holds less than
+    those that are known."""
+    found = held.leanest(faster.best)
+    if not found.built.rules:
+        return ()
+    built, steps = _whole(held.inner.graph, held.folded, found)
+    names = tuple(sorted({*held.inner.rules, *built.rules}))
+    form = Form(built.graph, names, known[0].saturated, (*held.inner.steps, *steps), slower=True)
+    if digest(form.graph) in {digest(f.graph) for f in known}:
+        return ()
+    least = min(peak_alone(f.graph, held.target) for f in known)
+    if peak_alone(form.graph, held.target) > (1.0 - LEAST_SAVED) * least:
+        return ()
+    return (form,) if _is_proven(held.graph, form, held.rules) else ()
 
 
 def _told(given: Form, **changes: Any) -> Form:

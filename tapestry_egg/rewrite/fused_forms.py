@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import le
 
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -34,12 +35,10 @@ from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .derivation import digest
 from .form import LEAST_GAIN, Form
-from .forms import forms
+from .forms import LEAST_SAVED, forms
 
 # Of these numbers no measurement is kept. Micro-batches that they leave out are counted.
 
-# A form that takes longer must save this share of the peak on one device.
-_LEAST_SAVED = 0.1
 # The share of what the most micro-batches save that others may leave.
 _NEARLY = 0.15
 # Peaks of plans are no less than the peak on one device divided by the devices, and seldom near it.
@@ -69,11 +68,12 @@ def forms_with_streams(
     the target's devices can share; and one that gathers less at a time where devices, which may
     hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
-        return forms(graph, books, target, budget, least_gain, room, ways)
+        return forms(graph, books, target, budget, least_gain, room, ways, lean=slower)
     streamed, ended = streams_of(graph)
     found, base = _with_streams(
         graph, streamed, books, target, budget, least_gain, slower, room, ways
     )
+    found = _undominated(found, target)
     made = batches(base) if batches else Batched()
     told = replace(
         found[0].left,
@@ -108,7 +108,7 @@ def _with_streams(
     extra: list[Form] = []
 
     def find(of: BlockGraph) -> tuple[Form, ...]:
-        found = forms(of, books, target, budget, least_gain, room, ways)
+        found = forms(of, books, target, budget, least_gain, room, ways, lean=slower)
         extra[:] = [f for f in found if f.extra]
         return tuple([f for f in found if not f.extra])
 
@@ -128,7 +128,7 @@ def _with_streams(
         if not slower:
             return (*found, *extra), fused
         peaks = [peak_alone(g, target) for g in (graph, streamed)]
-        if peaks[1] <= (1.0 - _LEAST_SAVED) * peaks[0]:
+        if peaks[1] <= (1.0 - LEAST_SAVED) * peaks[0]:
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
         return (*found, *_lean(found, fused, target), *extra), fused
     found = find(streamed)
@@ -141,10 +141,28 @@ def _with_streams(
     ]
     places = found[0].patches
     fused = replace(fused, saturated=given.saturated, patches=places)
-    every = (given, *(made or [fused]))
-    if places is not None and made:  # in the program with fused attention, beside what rules find
+    faster, leaner = ([f for f in made if f.slower is slow] for slow in (False, True))
+    every = (given, *(faster or [fused]), *leaner)
+    if places is not None and faster:  # in the program with fused attention, beside what rules find
         extra.append(replace(fused, extra=True))
     return (*every, *(_lean(every, fused, target) if slower else ()), *extra), fused
+
+
+def _undominated(found: Sequence[Form], target: Target) -> tuple[Form, ...]:
+    """The forms without those that rules make to hold less memory where another one does so in as
+    little time, on one device."""
+    lean = [f for f in found if f.slower]
+    if len(lean) < 2:
+        return tuple(found)
+    costs = [(program_seconds(f.graph, target), peak_alone(f.graph, target)) for f in lean]
+    beaten = {
+        k
+        for k, mine in enumerate(costs)
+        if not {RULE, blocks.RULE} & set(lean[k].rules)
+        and any(other != mine and all(map(le, other, mine)) for other in costs)
+    }
+    left = {id(lean[k]) for k in beaten}
+    return tuple([f for f in found if id(f) not in left])
 
 
 def _lean(found: Sequence[Form], form: Form, target: Target) -> tuple[Form, ...]:
@@ -154,7 +172,7 @@ def _lean(found: Sequence[Form], form: Form, target: Target) -> tuple[Form, ...]
     if made is form.graph:
         return ()
     peaks = [peak_alone(g, target) for g in (form.graph, made)]
-    if peaks[1] > (1.0 - _LEAST_SAVED) * peaks[0]:
+    if peaks[1] > (1.0 - LEAST_SAVED) * peaks[0]:
         return ()
     step = RuleStep(
         (blocks.RULE,),
@@ -194,7 +212,7 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
     for _, op in contractions.largest_products(form.graph)[:1]:
         gathered = sum(values[v].nbytes for v in op.inputs) / math.sqrt(n)
         held = peak_alone(form.graph, target) / n + gathered
-        if held <= _FITS * limit or gathered < _LEAST_SAVED * held:
+        if held <= _FITS * limit or gathered < LEAST_SAVED * held:
             return ()
         made = contractions.with_blocks_of_sums(form.graph)
         if made is not form.graph:
@@ -318,7 +336,7 @@ class _Tried:
             return []
         if self.peak(most[-1]) > room and (more := self._fitting(divisors[len(most) :], limit)):
             return more
-        if self.peak(most[-1]) > (1.0 - _LEAST_SAVED) * given:
+        if self.peak(most[-1]) > (1.0 - LEAST_SAVED) * given:
             return []
         saved = given - self.peak(most[-1])
         near = next(n for n in most if given - self.peak(n) >= (1.0 - _NEARLY) * saved)

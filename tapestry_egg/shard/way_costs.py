@@ -26,6 +26,7 @@ from tapestry_egg.machine.split_k import multiplied, split_scratch
 from tapestry_egg.machine.tables.gemm import Convolved, Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
+from tapestry_egg.schedule.one_device import block_work
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.traffic import Traffic, UnitTraffic, scattered_bytes
 from tapestry_egg.schedule.units import Unit, is_view
@@ -57,6 +58,7 @@ class WayCosts:
         self._ports: dict[int, Ints] = {}
         self._work: dict[int, tuple[Floats, Floats]] = {}
         self._steps: dict[int, Floats] = {}
+        self._blocks: dict[int, Floats] = {}
         self._sizes: dict[TensorType, Floats] = {}  # by the number of a layout
         # [strategies, (batch, m, n, k)], and three more of what is convolved (`Convolved`)
         self.gemm_shapes: dict[int, Floats] = {}
@@ -112,6 +114,22 @@ class WayCosts:
             self._steps[signature] = np.array([evaluate(model.steps, x) for x in local])
         return self._steps[signature]
 
+    def blocks(self, signature: int) -> Floats:
+        """Per strategy the seconds of a kernel in blocks of scores, and the bytes of these that go
+        through memory: [strategies, 2]."""
+        if signature not in self._blocks:
+            model = self.saturated.encoding.signatures[signature]
+            done: dict[tuple[int, ...], tuple[float, float]] = {}
+            every = []
+            for s in self._strategies(signature):
+                cuts = zip(model.extents, s.cuts, strict=True)
+                local = tuple([n // self.mesh.parts(c) for n, c in cuts])
+                if local not in done:
+                    done[local] = block_work(model, local, self.target)
+                every.append(done[local])
+            self._blocks[signature] = np.array(every, dtype=np.float64).reshape(len(every), 2)
+        return self._blocks[signature]
+
     def _strategies(self, signature: int) -> tuple[StrategyRow, ...]:
         return self.saturated.strategies[signature]
 
@@ -156,6 +174,9 @@ class WayCosts:
         )
         steps = self.steps(self.signature_of[unit.root])[choice[:, -1]] if own.steps else 0.0
         seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm, steps)
+        if own.blocks is not None:
+            blocks, stored = self.blocks(self.signature_of[unit.root])[choice[:, -1]].T
+            seconds, moved = np.maximum(seconds, blocks), moved + alone * stored
         seconds = seconds * alone
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction

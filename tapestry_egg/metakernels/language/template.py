@@ -117,6 +117,7 @@ class Template:
     scattered: Mapping[str, Expression] = field(default_factory=dict)
     precision: Expression | None = None
     scratch: Mapping[str, Expression] = field(default_factory=dict)
+    blocks: Mapping[str, Expression] = field(default_factory=dict)
     fusion: Fusion = "kernel"
     in_products: InProducts = "never"
     elements: Expression | None = None
@@ -131,7 +132,7 @@ class Template:
         """Every expression of the entry."""
         yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
         tables = (self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch)
-        for table in (*tables, self.scattered, self.carries, self.local):
+        for table in (*tables, self.blocks, self.scattered, self.carries, self.local):
             yield from table.values()
         for form in self.project.values():
             yield from form.texts()

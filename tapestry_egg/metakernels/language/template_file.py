@@ -51,6 +51,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       scattered: {of: x, elements: "@m", ..}  what lies at places that are data: see below
       precision: $precision                   of a product: see below
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
+      blocks: {products: .., moved: ..}       kernels of a block of its scores: see below
       fusion: kernel                          view | loop | reduce | kernel
       in_products: never                      always | not_in_bfloat16 | again | never: see below
       elements: computed                      kept | selected | computed: see below
@@ -72,6 +73,8 @@ in `@groups` the bytes of all `scores`, of one `row` of them, and of what is the
 kernel that has no scores only says `beside`, and as `fused` what that is where products compute
 what is made of them. In the place of `row` stands `along`, the product of those index dims of which
 the longest is cut into blocks.
+`blocks:` says what kernels a block of such scores is where products are stored: `products`, lists
+`[batch, m, n, k]` of index dims, and `kernels`, which move bytes `moved` in all, `again` for each.
 `steps:` are so many that wait for one another, as columns of a decomposition do, in steps of a
 Cholesky decomposition, for which targets have a time; a polynomial, or their number in all.
 `scattered:` says what the kernel reads, or adds to, at places that are data: bytes of so many
@@ -146,7 +149,7 @@ _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
     "passages initial straight moves takes repeats stored writes dilates adds joins carries "
     "settled same_as outside placed skips flops reads measured spilled steps scattered precision "
-    "scratch fusion in_products elements commutes local"
+    "scratch blocks fusion in_products elements commutes local"
 ).split()
 
 
@@ -221,6 +224,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         scattered=_scattered(file, entry["scattered"]) if "scattered" in entry else {},
         precision=one("precision"),
         scratch=_scratch(file, entry["scratch"]) if "scratch" in entry else {},
+        blocks=_blocks(file, entry) if "blocks" in entry else {},
         fusion=cast(Fusion, word("fusion", get_args(Fusion), "kernel")),
         in_products=cast(InProducts, word("in_products", get_args(InProducts), "never")),
         elements=one("elements"),
@@ -235,20 +239,23 @@ def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
     found = file.expressions(node, "`scratch`")
     by_row, along = {"blocks", "scores", "row", "beside"}, {"blocks", "scores", "along", "beside"}
     if set(found) - {"fused"} not in (by_row, along, {"beside"}):
-        raise file.error(
-            node,
-            "`scratch` has the parts blocks, scores, row or along, and beside, or beside alone, "
-            "and perhaps fused",
-        )
+        raise file.error(node, "`scratch`: beside, or blocks, scores, row or along too, or fused")
+    return found
+
+
+def _blocks(file: TemplateNodes, entry: Mapping[str, Any]) -> dict[str, Expression]:
+    found = file.expressions(entry["blocks"], "`blocks`")
+    if set(found) != {"products", "moved", "again", "kernels"}:
+        raise file.error(entry["blocks"], "`blocks` has the parts products, moved, again, kernels")
+    if "scratch" not in entry or "along" not in file.expressions(entry["scratch"], "`scratch`"):
+        raise file.error(entry["blocks"], "`blocks` need a `scratch` with scores `along` some dims")
     return found
 
 
 def _scattered(file: TemplateNodes, node: Any) -> dict[str, Expression]:
-    found = file.expressions(node, "`scattered`")
-    if set(found) - {"unit"} != {"of", "elements", "run", "within", "times"}:
-        raise file.error(
-            node, "`scattered` has the parts of, elements, run, within and times, and perhaps unit"
-        )
+    found, parts = file.expressions(node, "`scattered`"), "of elements run within times"
+    if set(found) - {"unit"} != set(parts.split()):
+        raise file.error(node, f"`scattered` has the parts {parts}, and perhaps unit")
     return found
 
 

@@ -52,6 +52,30 @@ class Scratch:
         beside = self.walked if epilogues else self.beside
         return blocks * block + evaluate(beside, extents)
 
+    def block(self, extents: tuple[int, ...]) -> tuple[int, int]:
+        """The index dim that blocks lie along, and the extent of one of them."""
+        longest = max(self.along, key=lambda d: extents[d])
+        row = evaluate(self.scores, extents) / max(1, extents[longest])
+        fitting = 1 << max(0, int(ROOM // max(1.0, row)).bit_length() - 1)
+        return longest, max(1, min(max(LEAST, fitting), extents[longest]))
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The kernels that each block of the scores of a kernel is (`Scratch`, with `along`) where a
+    compiler stores what a product makes.
+
+    `products` are the index dims (batch, m, n, k) of each product of matrices, whose operands are
+    as wide as those of the kernel, and whose results are in float32 at least. Beside these there
+    are so many `kernels` a block, which together move the bytes `moved` of all scores, and `again`
+    for each block. All in index extents.
+    """
+
+    products: tuple[tuple[tuple[int, ...], ...], ...]
+    moved: Polynomial
+    again: Polynomial
+    kernels: float
+
 
 def evaluate(polynomial: Polynomial, extents: tuple[int, ...]) -> float:
     """Value of a polynomial at the given index extents."""

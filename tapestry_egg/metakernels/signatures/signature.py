@@ -16,7 +16,7 @@ from .amounts import BLOCKS as BLOCKS
 from .amounts import LEAST as LEAST
 from .amounts import MOST as MOST
 from .amounts import ROOM as ROOM
-from .amounts import Polynomial, Scattered, Scratch
+from .amounts import Blocks, Polynomial, Scattered, Scratch
 from .amounts import evaluate as evaluate
 
 Role = Literal["map", "reduce", "scan", "whole"]
@@ -108,7 +108,8 @@ class OperationSignature:
     `commutes` the two operands may change places.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
     where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
-    are in memory while it runs. It takes so many `steps` that wait for one another, as columns of a
+    are in memory while it runs; of one that runs in `blocks` these say what kernels each is. It
+    takes so many `steps` that wait for one another, as columns of a
     decomposition do, and reads or writes elements that are `scattered`. Of a product `precision` is
     high or highest where one is asked for.
     Along the index dims `placed` the kernel's result depends on where its block lies, as that of a
@@ -151,6 +152,7 @@ class OperationSignature:
     scattered: Scattered | None = None
     precision: str = ""
     scratch: Scratch | None = None
+    blocks: Blocks | None = None
     opaque: bool = False
     outside: tuple[str | int | None, ...] = ()
     once: bool = False
