@@ -28,7 +28,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .inlining import fusion, read_as
-from .lying import renewed, turned_for_product
+from .lying import renewed, turned_operands
 from .schedules import Schedule
 from .units import Unit, is_view
 
@@ -86,6 +86,7 @@ class Traffic:
         self._along_rows: set[int] = set()  # kernels that have sums of rows in them
         self._in_rows = self._sums_of_rows()
         self._beside = self._sums_beside()
+        self._turned = turned_operands(schedule, self._inside) if self._slices else frozenset()
 
     def of(self, unit: Unit) -> UnitTraffic:
         """The traffic of a unit; of a part of one, that of a kernel of its own."""
@@ -137,62 +138,6 @@ class Traffic:
         writes = (0.0 if nothing else 1.0,) * len(unit.outputs)
         within = self._inside[u] or self._beside[u]
         return UnitTraffic(tuple(reads), writes, within, self._in_rows[u])
-
-    @cached_property
-    def _turned(self) -> frozenset[tuple[InstanceId, int]]:
-        """The reads of products for which XLA writes a copy of what lies in memory with its dims in
-        another order, for libraries that take matrices: attention's queries, written token by
-        token and head by head, are read head by head. What the product would else compute of them
-        is computed for the copy. What is stored of what goes element by element is written so as it
-        is made, and a loop turns what it carries before its rounds. Products that want one order
-        share the copy.
-        """
-        found, copies = set(), set[tuple[FlatId, tuple[int, ...]]]()
-        for unit in self._schedule.units if self._slices else ():
-            root = self._program.instances[unit.root]
-            if root.port or not root.signature.is_product:
-                continue
-            for i, p, v in unit.reads:
-                maker = self._schedule.producer[v]
-                made_by = self._program.instances[self._schedule.units[maker].root]
-                straight = made_by.port or made_by.signature.fusion
-                stored = not self._inside[maker]
-                if stored and straight not in ("kernel", "reduce", "input", "state"):
-                    continue
-                place, order = self._as_operand(unit, i, p)
-                wanted = turned_for_product(root.signature, place, order) if order else None
-                copy = v, tuple(order.index(k) for k in wanted or ())
-                if wanted is not None and copy not in copies:
-                    copies.add(copy)
-                    found.add((i, p))
-        return frozenset(found)
-
-    def _as_operand(self, unit: Unit, i: InstanceId, p: int) -> tuple[int, list[int]]:
-        """As which operand the last operation of a unit reads what instance i of it reads as its
-        operand p, and the dims of that operand as they lie in memory, from major to minor; none
-        where something else is between than transposes, and reshapes of what lies straight."""
-        instances = self._program.instances
-        order = list(range(instances[i].signature.input_types[p].rank))
-        while i != unit.root:
-            (v,) = instances[i].outputs
-            signature = instances[i].signature
-            if order == sorted(order) and read_as(signature, p) == (False, True):
-                order = list(range(signature.output_types[0].rank))
-            elif signature.kernel == "transpose":
-                moved, own = (
-                    [row.index(1) for row in x.matrix]
-                    for x in (signature.inputs[p], signature.outputs[0])
-                )
-                order = [own.index(moved[k]) for k in order]
-            else:
-                return p, []
-            reading = [
-                (r, q) for r in unit.members for q, w in enumerate(instances[r].inputs) if w == v
-            ]
-            if len(reading) != 1:
-                return p, []
-            ((i, p),) = reading
-        return p, order
 
     def _seen_through_views(self, unit: Unit) -> Mapping[InstanceId, _Seen]:
         """By the views of a kernel's unit that read memory, how the kernel sees what is there."""
