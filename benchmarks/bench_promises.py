@@ -13,6 +13,8 @@ recompute, and others in between. `peak` is arguments + outputs - aliased + temp
 device; its error is compiled over promised, less one. Bytes on the wire are payloads by kind and
 group; their error is the largest, by kind and group, as a share of all that is sent. Nothing runs,
 and no device is needed. With `--cache` modules that were compiled before are not compiled again.
+Products are XLA's own kernels then. An H100 on which it tries them out has cuBLAS make large ones:
+with `--library` that makes all, and programs of some GiB hold what they held on the device.
 
 TPUs hold small arrays in memory on the chip, which XLA leaves out of the temporaries: plans for
 them are compiled with every array in the memory that is promised. Their compiler leaves holes
@@ -57,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="keep what the file has already")
     parser.add_argument("--kept", type=Path, help="keep fronts here, and take those that are here")
     parser.add_argument("--cache", type=Path, help="keep what was compiled here")
+    parser.add_argument("--library", action="store_true", help="cuBLAS makes all products")
     parser.add_argument("--count", type=int, default=6, help="plans of a front to compile")
     parser.add_argument("--work", type=float, default=20.0, help="units of search for a front")
     options = parser.parse_args(arguments)
@@ -85,7 +88,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 made = programs.small(name) if options.small else programs.described(name, sizes)
                 traced = made.trace()
                 front = front_of(name, traced, options.target, options.work, options.kept)
-                told[name] = measured(front, options.count, devices, options.cache)
+                given = options.count, devices, options.cache, options.library
+                told[name] = measured(front, *given)
             except (TapestryError, JaxRuntimeError) as error:  # or XLA cannot compile it
                 told[name] = {"fails": str(error)}
         failed |= "fails" in told[name]
@@ -140,12 +144,16 @@ def chosen(front: Sequence[Plan], count: int) -> list[Plan]:
 
 
 def measured(
-    front: Sequence[Plan], count: int, devices: Sequence[Any], cache: Path | None
+    front: Sequence[Plan],
+    count: int,
+    devices: Sequence[Any],
+    cache: Path | None,
+    library: bool = False,
 ) -> dict[str, Any]:
     """The rows of one program."""
     rows = []
     for plan in chosen(front, count):
-        compiled = compiled_as(plan, devices, cache)
+        compiled = compiled_as(plan, devices, cache, library)
         rows.append(
             {
                 "plan": plan.name,
@@ -158,7 +166,9 @@ def measured(
     return {"rows": rows}
 
 
-def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[str, Any]:
+def compiled_as(
+    plan: Plan, devices: Sequence[Any], cache: Path | None, library: bool = False
+) -> dict[str, Any]:
     """Peak and payloads of a plan as compiled; looked up by its module where it was before."""
     import tapestry_egg as te
     from tapestry_egg.runtime import compare, hlo_stats
@@ -168,11 +178,12 @@ def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[
     path = None
     if cache:
         text = f"{run.lower().as_text()}{plan.compiler_options}{options or ''}"
+        text += LIBRARY * library
         text += importlib.metadata.version("jaxlib")
         path = cache / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
         if path.exists():
             return dict(json.loads(path.read_text("utf-8")))
-    executable, spaced = _executable(run, options)
+    executable, spaced = _executable(run, options, library)
     stats = hlo_stats(executable)
     sent = {f"{r.kind} {r.group}": r for r in compare(plan, stats).rows}
     found = {
@@ -191,7 +202,7 @@ def compiled_as(plan: Plan, devices: Sequence[Any], cache: Path | None) -> dict[
     return found
 
 
-def _executable(run: CompiledPlan, options: dict[str, Any]) -> tuple[Any, bool]:
+def _executable(run: CompiledPlan, options: dict[str, Any], library: bool) -> tuple[Any, bool]:
     """A plan as compiled, and whether products have cuBLAS's space in memory, of 4 MiB.
 
     Without a GPU to try them on, XLA makes products by Triton with tiles that it has not for all
@@ -199,17 +210,21 @@ def _executable(run: CompiledPlan, options: dict[str, Any]) -> tuple[Any, bool]:
     """
     from jax.errors import JaxRuntimeError
 
+    plain = {**run.plan.compiler_options, LIBRARY: False}
+    if library:
+        return run.lower().compile(plain), False
     try:
         return run.lower().compile(options) if options else run.compile(), False
     except JaxRuntimeError as refused:
         if "output tile sizes" not in str(refused):
             raise
-    plain = {**run.plan.compiler_options, "xla_gpu_enable_triton_gemm": False}
     return run.lower().compile(plain), True
 
 
 #: With what XLA is to compile beside what a plan asks for, by JAX's name of the platform.
 OPTIONS = {"tpu": {"xla_msa_enable": "false"}}
+#: The option without which XLA for GPUs has products made by cuBLAS.
+LIBRARY = "xla_gpu_enable_triton_gemm"
 
 HEAD = f"{'program':28} {'plan':5} {'mesh':8} {'promised':>10} {'compiled':>10} {'peak':>7} wire"
 

@@ -242,7 +242,7 @@ def _logical_lines(text: str) -> Iterator[str]:
         if pending:
             yield pending
             pending = ""
-        if " = " in line:
+        if " = " in line and not line.startswith("HloModule"):  # whose attributes may hold one
             pending = line
         else:
             yield line

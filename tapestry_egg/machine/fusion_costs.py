@@ -19,13 +19,16 @@ LAUNCH_SECONDS = 1e-6
 @dataclass(frozen=True, slots=True)
 class FusionCosts:
     """A GPU as XLA describes it: `cores` of so many `units` at `hertz`, of which a sum in float32
-    takes `cycles`, beside memory of `bytes_per_second`."""
+    takes `cycles`, beside memory of `bytes_per_second`. On the device XLA tries kernels of products
+    out: those whose results take `library_bytes` or more are taken to be the library's then, which
+    leaves its workspace beside a result (None: all are XLA's own)."""
 
     cores: int
     units: int
     hertz: float
     cycles: int
     bytes_per_second: float
+    library_bytes: int | None = None
 
     @property
     def bytes_per_flop(self) -> float:
@@ -41,8 +44,9 @@ class FusionCosts:
 def read_fusion_costs(table: Table) -> FusionCosts:
     """The figures of a target's file."""
     cores, units, cycles = [int(table.number(k, whole=True)) for k in ("cores", "units", "cycles")]
-    found = FusionCosts(
-        cores, units, table.number("hertz"), cycles, table.number("bytes_per_second")
-    )
+    told = "library_bytes" in table.keys()
+    library = int(table.number("library_bytes", whole=True)) if told else None
+    hertz, rate = table.number("hertz"), table.number("bytes_per_second")
+    found = FusionCosts(cores, units, hertz, cycles, rate, library)
     table.finish()
     return found

@@ -27,10 +27,11 @@ class Fusion:
     `aligned[u]`: the stored values that unit u therefore reads in the end, all of them only at the
     places in memory that it writes: in the place of one it may write its result. A kernel that
     turns something goes through tiles, and writes over nothing. Nor does anything write over
-    `elements`: what leaves a kernel beside something else, as a convolution's result does beside
-    the library's workspace. XLA's buffers (`IsUserOf`, in its heap_simulator.cc) let a kernel take
-    the place only of what it reads as that leaves another, not of elements of a tuple. What a unit
-    reads, in memory, and its kernel is not to make, is `apart` from it (`kernel_estimates.py`).
+    `elements`: what leaves a kernel beside something else, as a convolution's or a large product's
+    result does beside the library's workspace. XLA's buffers (`IsUserOf`, in its heap_simulator.cc)
+    let a kernel take the place only of what it reads as that leaves another, not of elements of a
+    tuple. What a unit reads, in memory, and its kernel is not to make, is `apart` from it
+    (`kernel_estimates.py`).
     """
 
     within: tuple[bool, ...]
@@ -77,6 +78,7 @@ class _Fusing:
 
     def __init__(self, schedule: Schedule, epilogues: bool, costs: FusionCosts | None) -> None:
         self.schedule, self.epilogues, self.costs = schedule, epilogues, costs
+        self.library_bytes = costs.library_bytes if costs else None
         self.program, self.units = schedule.program, schedule.units
         self.operands = [{v for _, _, v in unit.reads} for unit in self.units]
         read = [_read_elsewhere(self.program, u) for u in self.units]
@@ -102,7 +104,8 @@ class _Fusing:
         ]
         elements = frozenset[FlatId]()
         if not self.epilogues:
-            leaving = [unit.outputs for unit in self.units if _leaves_a_tuple(self.program, unit)]
+            given = self.program, self.library_bytes
+            leaving = [unit.outputs for unit in self.units if _leaves_a_tuple(unit, *given)]
             elements = elements.union(*leaving)
         return Fusion(tuple(self.within), tuple(aligned), elements, self._apart())
 
@@ -124,7 +127,7 @@ class _Fusing:
         """What goes element by element, into its readers."""
         size, products_of, inside = (
             self.program.sizes,
-            *read_by_products(self.schedule, self.epilogues),
+            *read_by_products(self.schedule, self.epilogues, self.library_bytes),
         )
         for u, unit in enumerate(self.units):
             if len(unit.outputs) != 1 or self._kind(u) not in ("loop", "view"):
@@ -376,7 +379,7 @@ def _places(projection: Projection, shape: tuple[int, ...]) -> tuple[int, ...]:
 
 
 def read_by_products(
-    schedule: Schedule, all_of_them: bool = False
+    schedule: Schedule, all_of_them: bool = False, library_bytes: int | None = None
 ) -> tuple[dict[FlatId, set[int]], frozenset[int]]:
     """The products that read each value, themselves or by what they compute; and the units that
     the products among their readers compute: `all_of_them` that go element by element, or
@@ -387,10 +390,12 @@ def read_by_products(
     no more from memory than is read of it: operations on one array whose elements are no smaller
     than what they give, and on two where one is a number, or an argument of the program that is
     repeated. So a rectifier of a product and a bias is computed by every product that reads it.
+    A library's products, of results of `library_bytes` or more, compute nothing of their operands.
     """
     program, units = schedule.program, schedule.units
     is_product = _multiplies if all_of_them else _is_product
     products = {u for u, unit in enumerate(units) if is_product(program, unit)}
+    library = {u for u in products if _is_the_library_s(units[u], program, library_bytes)}
     read: dict[FlatId, set[int]] = {}
     inside: set[int] = set()
     for u in reversed(range(len(units))):
@@ -400,8 +405,9 @@ def read_by_products(
         fits = _goes_by_elements if all_of_them else _fits
         if view or (len(unit.outputs) == 1 and fits(program, unit)):
             by = read.get(unit.outputs[0], set()) if unit.outputs else set()
-            if by and not view:
-                inside.add(u)
+            if not view:
+                by = set() if by & library else by
+                inside |= {u} if by else set()
         for v in {v for _, _, v in unit.reads} if by else ():
             read.setdefault(v, set()).update(by)
     return read, frozenset(inside)
@@ -419,12 +425,21 @@ def _multiplies(program: FlatProgram, unit: Unit) -> bool:
     return _is_product(program, unit) or (not root.port and root.signature.multiplies and straight)
 
 
-def _leaves_a_tuple(program: FlatProgram, unit: Unit) -> bool:
-    """Whether a unit is a kernel of several results, or a library's, which has a workspace."""
+def _leaves_a_tuple(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
+    """Whether a unit is a kernel of several results, or a library's, which has a workspace; that is
+    who makes products whose results are large enough (`machine/fusion_costs.py`)."""
     root = program.instances[unit.root]
     library = root.signature.multiplies and bool(root.signature.straight)
     several = root.signature.fusion == "kernel" and len(root.outputs) > 1
-    return not root.port and (library or several)
+    own = _is_the_library_s(unit, program, library_bytes)
+    return not root.port and (library or several or own)
+
+
+def _is_the_library_s(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
+    """Whether a unit is a product of matrices that the library makes, where it makes any."""
+    if library_bytes is None or not _is_product(program, unit):
+        return False
+    return program.types[unit.outputs[0]].nbytes >= library_bytes
 
 
 def _is_product(program: FlatProgram, unit: Unit) -> bool:
