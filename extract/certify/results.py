@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.lying import LEAST_PLACE
 from tapestry_egg.schedule.schedules import Schedule
@@ -62,13 +63,13 @@ def in_places(
     return found
 
 
-def may_have_places(schedule: Schedule) -> bool:
-    """Whether some result of a program is not donated and large enough, on however many devices."""
+def may_have_places(schedule: Schedule, target: Target) -> bool:
+    """Whether some result of a program is not donated and large enough, on however many devices: of
+    any size where a machine has tiles, as what fills a tile in part takes all of it."""
     program = schedule.program
     roots = (program.instances[unit.root] for unit in schedule.units)
-    return any(
-        x.port == "output" and program.types[x.inputs[0]].nbytes >= LEAST_PLACE for x in roots
-    )
+    least = LEAST_PLACE if target.tiles is None else 1
+    return any(x.port == "output" and program.types[x.inputs[0]].nbytes >= least for x in roots)
 
 
 def _is_result(x: Buffer, end: int) -> bool:

@@ -60,7 +60,7 @@ def make_plan(
     wire = float(sum(c.wire_bytes * c.count for c in collectives))
     plan = replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
     schedule, target = choices.schedule, choices.target
-    if target.reserves and may_have_places(schedule):
+    if target.reserves and may_have_places(schedule, target):
         known = {} if grounds is None else grounds
         ground = known.get(id(schedule)) or Ground(schedule, target)
         known[id(schedule)] = ground

@@ -123,7 +123,7 @@ class Peaks:
             key: (FlatId(m.move.value), self._operations(m.readers))
             for key, (m, _) in self._members.items()
         }
-        self._places = walk.target.reserves and may_have_places(walk.schedule)
+        self._places = walk.target.reserves and may_have_places(walk.schedule, walk.target)
         self._values = list(self._of_values())
         self._number = {x.number: k for k, x in enumerate(self._values)}
         self._note()

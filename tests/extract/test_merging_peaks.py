@@ -74,7 +74,7 @@ def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
                 continue
             np.testing.assert_allclose(peaks.profile(groups), cost.profile, rtol=1e-9, atol=1.0)
             moved += one.graph is not plan.graph
-            placed += may_have_places(runs.walk.schedule) and bool(groups)
+            placed += may_have_places(runs.walk.schedule, runs.walk.target) and bool(groups)
             looped += bool(runs.walk.program.spans) and bool(groups)
     assert moved > 20 and placed > 3 and looped
 

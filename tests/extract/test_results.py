@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -205,3 +206,16 @@ def test_a_front_tells_of_plans_that_hold_more_for_places_than_was_known() -> No
     assert told("h100:4", program, *arguments)
     assert not told("cpu:4", program, *arguments)
     assert not told("h100:2", part, X)
+
+
+def test_a_small_result_that_fills_tiles_in_part_has_a_place_of_their_size() -> None:
+    """8 KiB, of which a quarter on each device takes 16 KiB in tiles of 8 × 128 floats."""
+
+    def products(q: jax.Array, k: jax.Array) -> Any:
+        return jnp.einsum("bqhd,bqhd->bq", q, k), jnp.einsum("bqhd,ckhd->bchqk", q, k)
+
+    x = jax.ShapeDtypeStruct((4, 8, 2, 8), jnp.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of plans that are left out
+        front = te.optimize(te.trace(products, x, x), "v5e:2x4", settings=te.Settings(work=0.3))
+    assert len(front) > 1
