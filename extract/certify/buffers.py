@@ -23,7 +23,7 @@ from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
-from .results import Leaving, leaving
+from .results import Leaving, change_order, leaving
 from .verdict import Buffer, Copied
 
 _LEAVING = ("state", "output")
@@ -426,22 +426,22 @@ class Lives:
     @cached_property
     def _doubled(self) -> set[tuple[int, int]]:
         """Outputs, unit and value, whose memory is that of an argument or leaves otherwise, too; or
-        what a loop has turned."""
-        taken = {
-            v
-            for unit in self.schedule.units
-            if self._root(unit).port == "input"
-            for v in unit.outputs
-        }
+        what a loop has turned; and new states that are what enters with its dims turned."""
+        inputs = (x for x in self.schedule.units if self._root(x).port == "input")
+        taken = {v for unit in inputs for v in unit.outputs}
         found: set[tuple[int, int]] = set()
         for u, unit in enumerate(self.schedule.units):
             if self._root(unit).port not in _LEAVING:
                 continue
             ((*_, v),) = unit.reads
-            w = v
+            w, views = v, list[Instance]()
             while self._is_view(self.maker[w]):
-                w = next(source for *_, source in self.schedule.units[self.maker[w]].reads)
-            if w in taken | self._turned and self._root(unit).port == "output":
+                made = self.schedule.units[self.maker[w]]
+                views += [self.program.instances[i] for i in reversed(made.members)]
+                w = next(source for *_, source in made.reads)
+            enters = self._root(self.schedule.units[self.maker[w]]).port in ("input", "state")
+            new, rank = self._root(unit).port == "state", len(self.program.types[v].shape)
+            if enters and change_order(views, rank) if new else w in taken | self._turned:
                 found.add((u, v))
             taken.add(w)
         return found

@@ -135,3 +135,16 @@ def _root(lives: Lives, u: int) -> Instance:
 def _is_view(lives: Lives, u: int) -> bool:
     members = [lives.program.instances[i] for i in lives.schedule.units[u].members]
     return not members[-1].port and all(x.signature.fusion == "view" for x in members)
+
+
+def change_order(views: Sequence[Instance], rank: int) -> bool:
+    """Whether views, the last first, put the dims of something into another order together."""
+    orders = [x.signature.permutation for x in views]
+    place = list(range(rank))
+    for order in orders:
+        if order is None:  # a view of the same order
+            continue
+        if len(order) != rank:
+            return True
+        place = [order[d] for d in place]
+    return place != sorted(place)

@@ -249,18 +249,36 @@ class _Lives:
 
     def _copied(self) -> frozenset[tuple[int, int]]:
         """Outputs that are an argument or what leaves elsewhere, too: as it is, or as a view; or
-        that a loop leaves turned."""
+        that a loop leaves turned. And new states that are arguments or old states turned: these are
+        written beside them, and then into the old one's place."""
         leave: dict[FlatId, list[tuple[int, FlatId]]] = {}
         for u, unit in enumerate(self.schedule.units):
             if self.program.instances[unit.root].port in ("state", "output"):
                 (v,) = (v for *_, v in unit.reads)
                 leave.setdefault(self._viewed(v), []).append((u, v))
-        found = set()
-        for source, ends in leave.items():
-            given = self.program.instances[self.schedule.units[self.schedule.producer[source]].root]
-            found.update(ends[given.port != "input" and source not in self.turned :])
         root = [self.program.instances[unit.root].port for unit in self.schedule.units]
-        return frozenset((u, v) for u, v in found if root[u] == "output")
+        found: set[tuple[int, int]] = set()
+        for source, ends in leave.items():
+            given = root[self.schedule.producer[source]]
+            again = ends[given != "input" and source not in self.turned :]
+            found.update((u, v) for u, v in again if root[u] == "output")
+            if given in ("input", "state"):
+                found.update((u, v) for u, v in ends if root[u] == "state" and self._is_turned(v))
+        return frozenset(found)
+
+    def _is_turned(self, v: FlatId) -> bool:
+        """Whether a value is something else with its dims in another order, by views alone."""
+        order = tuple(range(len(self.program.types[v].shape)))
+        while True:
+            unit = self.schedule.units[self.schedule.producer[v]]
+            if not is_view(self.program, unit):
+                return list(order) != sorted(order)
+            for i in reversed(unit.members):
+                moved = self.program.instances[i].signature.permutation
+                if moved is not None and len(moved) != len(order):
+                    return True
+                order = order if moved is None else tuple(moved[d] for d in order)
+            v = unit.reads[0][2]
 
     def _leaving(self) -> dict[int, tuple[FlatId, int]]:
         """Outputs, by units, whose value is in memory to the end for them alone."""

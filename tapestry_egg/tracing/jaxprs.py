@@ -246,9 +246,7 @@ class _Flattener:
         if kernel == "scan":
             body, stands = needless.stacked_once(regions[0], types, int(eqn.params["num_carry"]))
             regions = (body,)
-        # Of results that are one the first has its type.
-        made = max(stands, default=-1) + 1
-        outputs = tuple(self.new(types[stands.index(q)]) for q in range(made))
+        outputs = tuple(self.new(types[stands.index(q)]) for q in sorted({*stands}))
         op = Operation(
             kernel=kernel,
             inputs=tuple(inputs),

@@ -15,6 +15,7 @@ import tapestry_egg as te
 from tapestry_egg.extract.certify.cost_parts import cost_parts
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import collective_seconds, turning_seconds
+from tests.schedule.test_lifetimes import h100s
 
 QUICK = te.Settings(work=0.2, forms=0, recompute=0, workers=1, merge=False)
 
@@ -121,3 +122,28 @@ def test_a_sum_scattered_along_channels_is_turned_before() -> None:
     assert scattered
     for _, part in scattered:
         assert part.seconds == pytest.approx(alone + turning_seconds(block, target))
+
+
+@pytest.mark.parametrize("target", ["cpu:1", "h100:1", "v5e:1"])
+@pytest.mark.parametrize(
+    ("fn", "arrays"),
+    [
+        (lambda s: s.T, 2),  # compilers turn it into another array and copy that back
+        (lambda s: s.T.T, 1),
+        (lambda s: s + 1, 1),
+        (lambda s: s, 1),
+    ],
+)
+def test_a_state_that_is_turned_stands_beside_what_it_was(
+    target: str, fn: Any, arrays: int
+) -> None:
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    program = te.trace(fn, square, donate_argnums=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan = te.optimize(program, target, settings=QUICK).best("peak_bytes")
+    assert plan.costs.peak_bytes == pytest.approx(arrays * 4 * 1024**2, rel=0.01)
+    if target == "h100:1":
+        compiled = te.compile(plan, h100s()[:1]).compile().memory_analysis()
+        held = compiled.argument_size_in_bytes + compiled.temp_size_in_bytes
+        assert plan.costs.peak_bytes == pytest.approx(held, rel=0.01)
