@@ -32,6 +32,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import gpt2
 from tapestry_egg.errors import PlanError
+from tapestry_egg.plans.compiler_options import BARRIERS_ON_CPUS
 
 P = PartitionSpec
 Tree = Any
@@ -363,14 +364,14 @@ def _bind(config: gpt2.Config, mesh: Mesh, specs: Tree, grads: Grads) -> Baselin
 
     in_shardings = (shardings(specs), shardings(state_specs), shardings(rows))
     # XLA for CPU drops optimization barriers before its last merging of equal operations, which
-    # would turn a second gather back into the first.
+    # would turn a second gather back into the first, and ends the process over small loops of some.
     on_cpu = mesh.devices.flat[0].platform == "cpu"
     jitted = jax.jit(
         mapped,
         in_shardings=in_shardings,
         out_shardings=shardings(outputs),
         donate_argnums=(0, 1),
-        compiler_options={"xla_disable_hlo_passes": "cse_barrier_expander"} if on_cpu else None,
+        compiler_options=BARRIERS_ON_CPUS if on_cpu else None,
     )
 
     def place(args: tuple[Tree, Tree, Tree]) -> tuple[Tree, Tree, Tree]:

@@ -181,10 +181,12 @@ class Joiner:
             root = self.instances[unit.root]
             body = self.schedule.program.bodies[root.body]
             source = body.graph.operations[root.operation].source if root.operation >= 0 else ""
+            what = f"what enters or leaves ({root.port})" if root.port else root.signature.kernel
             raise ExtractError(
-                f"no strategy was derived for unit {number} ({root.signature.kernel})",
-                where=str(source),
-                hint="The rule `whole` lets every operation run replicated; was it removed?",
+                f"no rule says how devices share {what}",
+                where=str(source) or body.graph.name,
+                hint="The book `sharding` has such rules, `whole` for all that runs: name it among "
+                "`books`, too, or leave `books` out.",
             )
         return found
 

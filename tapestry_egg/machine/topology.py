@@ -332,7 +332,8 @@ def check_shape(name: str, spec: str, shape: tuple[int, ...], levels: tuple[Leve
     if len(shape) > most:
         raise TargetError(
             f"{spec} has {len(shape)} dims, {name} at most {most}",
-            hint=f"Outermost first: {_describe_levels(levels)}.",
+            hint=f"They are how devices are wired, outermost first: {_describe_levels(levels)}. "
+            "Plans choose the dims of their mesh, or mesh_shapes says them.",
         )
     end = len(shape)
     for level in levels:

@@ -60,6 +60,10 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
     return {_BESIDE: True, **merged} if beside else merged
 
 
+#: With them XLA for CPU keeps optimization barriers, and loops that have some.
+BARRIERS_ON_CPUS = {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
+
+
 def passed_options(plan: Plan, platform: str) -> dict[str, Any]:
     """What the compiler of a platform must do, or leave alone, for the plan to be carried out.
 
@@ -72,6 +76,6 @@ def passed_options(plan: Plan, platform: str) -> dict[str, Any]:
     enters one sum of several into one array, and what leaves it out of it.
     """
     if platform == "cpu":
-        return {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
+        return dict(BARRIERS_ON_CPUS)
     family = "gpu" if platform in GPUS else platform
     return {k: v for k, v in plan.compiler_options.items() if k.startswith(f"xla_{family}_")}

@@ -105,6 +105,7 @@ def test_rates_fall_back_by_family() -> None:
         ("h1000:8", "unknown target 'h1000'.*\n.*a100, b200, b300"),
         ("h100:16", "too large"),
         ("h100:2x2x8", "3 dims"),
+        ("cpu:2x2x2", "3 dims, cpu at most 2\n.*wired.*memory any number.*mesh_shapes"),
         ("v5e:32x4", "too large"),
         ("v5e:2x2x4x4", "4 dims"),
         ("nowhere/chip.yaml:8", "nowhere/chip.yaml: cannot be read"),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from tapestry_egg.errors import RuleError
+from tapestry_egg.errors import ExtractError, RuleError
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rules.language.book import load_book, load_books
 from tapestry_egg.tracing.trace import trace
@@ -102,3 +102,9 @@ def test_a_book_that_ships_is_read_once(tmp_path: Path) -> None:
     before = load_book(own)
     own.write_text(GOOD.replace("None.", "Some."))
     assert (before.rules[0].reason, load_book(own).rules[0].reason) == ("None.", "Some.")
+
+
+def test_books_without_a_rule_that_shares_work_are_told_what_they_lack() -> None:
+    program = trace(jnp.tanh, jax.ShapeDtypeStruct((8, 8), jnp.float32))
+    with pytest.raises(ExtractError, match=r"(?s)no rule says how devices share.*`sharding`"):
+        optimize(program, "cpu:2", books=(), settings=Settings(work=0.1))
