@@ -340,11 +340,11 @@ class _Tried:
             return []
         saved = given - self.peak(most[-1])
         near = next(n for n in most if given - self.peak(n) >= (1.0 - _NEARLY) * saved)
-        fit = next((n for n in most if self.fits(n, limit)), most[-1])
-        # Fewer cannot fit: of those from there on, one in the middle may do and is quicker.
+        # Fewer cannot fit: of those from there on, one in the middle may do and is quicker. Where
+        # none fits well, more take longer and hold next to nothing less.
         least = next((k for k, n in enumerate(most) if self.peak(n) <= room), len(most) - 1)
-        between = most[(least + most.index(fit)) // 2]
-        return sorted({between, near, fit})
+        fit = next((k for k, n in enumerate(most) if self.fits(n, limit)), least)
+        return sorted({most[(least + fit) // 2], near, most[fit]})
 
     def _fitting(self, divisors: Sequence[int], limit: float) -> list[int]:
         """Of some numbers the first that fits well, and one between it and the first that fits at

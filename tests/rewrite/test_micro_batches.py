@@ -327,6 +327,18 @@ def test_parts_of_less_than_a_row_for_each_device_are_searched_where_nothing_els
     assert parts(0.9 * peaks[64]) == [4]  # where none can fit, as if nothing were short
 
 
+def test_where_none_fits_well_the_first_that_may_fit_is_searched_and_no_more_parts() -> None:
+    """Weights hold most: in 32 parts as in 512 a step holds more than half of what there is."""
+    wide = {"a": shape(16, 1024), "b": shape(1024, 4)}
+    graph = trace(descended(mean), wide, shape(1024, 16), shape(1024, 4)).graph
+    machine, found = load_target("cpu:2"), batch(graph)
+    assert found is not None
+    peaks = {n: peak_alone(made, machine) for n in (16, 32, 512) if (made := found.split(n))}
+    assert 1.01 * peaks[32] < peaks[16] and peaks[512] > 1.01 * peaks[32] / 2
+    short = batched(Form(graph), machine, None, limit=1.01 * peaks[32] / 2)
+    assert max(int(f.rules[0].removeprefix("micro-batches-")) for f in short.forms) == 32
+
+
 def test_dims_of_a_large_state_that_were_not_tried_are_told() -> None:
     """Forty tensors that come back as they went in, nothing else: any of them may be a batch."""
     state = {f"w{k:02}": shape(3 + k) for k in range(40)}

@@ -276,7 +276,7 @@ def test_forms_that_save_time_do_not_keep_out_one_that_saves_memory(
     shapes = [jax.ShapeDtypeStruct((16, 256, 4, 16), jnp.float32)] * 3
     graph = trace(jax.grad(run, (0, 1, 2)), *shapes).graph
     quicker = [Form(replace(graph, name=name)) for name in ("quicker", "quick")]
-    monkeypatch.setattr(fused_forms, "forms", lambda of, *_: (Form(of), *quicker))
+    monkeypatch.setattr(fused_forms, "forms", lambda of, *_, **__: (Form(of), *quicker))
     _, *first, fused = forms_with_streams(graph, BOOKS, load_target("h100:1"), slower=True)[:4]
     assert first == quicker
     assert fused.slower and set(kernels(fused.graph)) >= {"flash_attention"}

@@ -178,7 +178,7 @@ def test_without_the_split_rule_everything_is_replicated(tmp_path: Path) -> None
 
 def test_without_any_rule_for_running_there_is_no_plan() -> None:
     program = traced(mlp, (64, 64), (64, 64), (64, 64))
-    with pytest.raises(Exception, match="no strategy"):
+    with pytest.raises(Exception, match="no rule says how devices share"):
         front_of(program, [SHARDING.without("whole"), COLLECTIVES])
 
 
