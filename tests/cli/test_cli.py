@@ -372,3 +372,14 @@ def test_a_closed_pipe_is_no_error(work: Path) -> None:
     )
     assert done.stdout.startswith("mlp:")
     assert "Traceback" not in done.stderr and "Broken" not in done.stderr
+
+
+def test_what_native_libraries_print_is_not_on_standard_output() -> None:
+    """As SciPy's HiGHS prints, past Python: JSON that another program reads stays whole."""
+    code = (
+        "import os, tapestry_egg.cli as cli, tapestry_egg.cli.app as app\n"
+        "app.main = lambda _: (print('{'), os.write(1, b'native\\n'), print('}'))\n"
+        "cli.main([])"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (told.stdout, told.stderr, told.returncode) == ("{\n}\n", "native\n", 0)
