@@ -208,6 +208,7 @@ def test_a_front_tells_of_plans_that_hold_more_for_places_than_was_known() -> No
     assert not told("h100:2", part, X)
 
 
+@pytest.mark.slow
 def test_a_small_result_that_fills_tiles_in_part_has_a_place_of_their_size() -> None:
     """8 KiB, of which a quarter on each device takes 16 KiB in tiles of 8 × 128 floats."""
 

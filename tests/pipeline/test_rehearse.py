@@ -78,6 +78,7 @@ def example(): return recurrent, (jnp.eye(8) / 2, jnp.linspace(-1, 1, 160).resha
 """
 
 
+@pytest.mark.slow
 def test_a_program_that_says_what_a_loop_carries_is_judged_by_float64(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -249,6 +249,7 @@ def test_the_bare_name_is_refused_and_jax_is_not_imported() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 @pytest.mark.child  # XLA would end the process
 def test_small_loops_with_barriers_inside_run() -> None:
     def halves(x: jax.Array) -> jax.Array:

@@ -73,6 +73,7 @@ def mixed(order: str, told: bool = False) -> Any:
     return fn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("order", "groups", "platform", "times"),
     [("gdec", 4, "tpu", 1), ("egdc", 4, "tpu", 0), ("gdec", 1, "tpu", 0), ("gdec", 4, "cuda", 0)],
