@@ -304,12 +304,8 @@ def _as_operand(schedule: Schedule, unit: Unit, i: InstanceId, p: int) -> tuple[
         signature = instances[i].signature
         if order == sorted(order) and read_as(signature, p) == (False, True):
             order = list(range(signature.output_types[0].rank))
-        elif signature.kernel == "transpose":
-            moved, own = (
-                [row.index(1) for row in x.matrix]
-                for x in (signature.inputs[p], signature.outputs[0])
-            )
-            order = [own.index(moved[k]) for k in order]
+        elif signature.permutation is not None:
+            order = [signature.permutation.index(k) for k in order]
         else:
             return p, []
         reading = [

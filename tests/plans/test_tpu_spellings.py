@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.plans.collectives import apply
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.plan import Change
 
 
@@ -45,3 +46,16 @@ def test_scattered_sums_are_what_all_devices_add_up(shape: tuple[int, ...], dim:
         local, mesh=mesh, in_specs=PartitionSpec("x"), out_specs=leaving, check_vma=False
     )(x)
     np.testing.assert_array_equal(found, x.sum(0))
+
+
+@pytest.mark.parametrize(
+    ("dim", "block", "turned"),
+    [(3, 128, False), (3, 96, True), (2, 8, False), (2, 4, True), (1, 1, False), (0, 1, False)],
+)
+def test_whole_tiles_are_gathered_where_they_lie(dim: int, block: int, turned: bool) -> None:
+    """Of f32[4, 16, 64, 512], as modules for v5e have it; where rows lie one by one, only what is
+    cut along the first dim."""
+    step, shape = Change("all_gather", (0,), dim), (4, 16, 64, 512)
+    tiles = load_target("v5e:2x4").tiles
+    assert turns(step, shape, block=block, tiles=tiles) is turned
+    assert turns(step, shape, block=block) is (dim > 0)
