@@ -21,7 +21,7 @@ def _turned(x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("target", ["h100:4", pytest.param("v5e:2x2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("view", [jnp.ravel, _turned])
+@pytest.mark.parametrize("view", [jnp.ravel, pytest.param(_turned, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "kernel",
     [

@@ -19,6 +19,8 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.runtime.measure.numerics import accuracy, as_written, in_float64
 from tapestry_egg.tracing import constants
 
+pytestmark = pytest.mark.slow  # to search
+
 ROWS, WIDTH, LAYERS = 512, 16, 8
 DEVICES = 2
 TARGET = f"h100:{DEVICES}"
@@ -58,7 +60,6 @@ def both(front: te.Front) -> list[te.Plan]:
     return [p for p in front.plans if p.micro_batches > 1 and "recompute" in p.rules]
 
 
-@pytest.mark.slow
 def test_micro_batches_compute_values_twice_where_memory_is_short(front: te.Front) -> None:
     """No plan that does one of both alone is as fast within the limit."""
     fastest = min(front.plans, key=lambda p: p.costs.seconds)
@@ -85,7 +86,6 @@ def test_saved_ones_follow_from_their_program(front: te.Front, tmp_path: Path) -
     assert [p.rules for p in te.load(path).plans] == [p.rules for p in front.plans]
 
 
-@pytest.mark.slow
 def test_saved_ones_load_on_machines_that_round_their_constants_otherwise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,7 +114,6 @@ def test_saved_ones_load_on_machines_that_round_their_constants_otherwise(
     assert both(front) and [p.rules for p in te.load(path).plans] == [p.rules for p in front.plans]
 
 
-@pytest.mark.slow
 def test_what_computes_values_twice_and_is_not_split_is_told(front: te.Front) -> None:
     """Here two programs do; one of them is split, where no more are asked for."""
     settings = replace(QUICK, work=0.05, recompute=2)

@@ -22,6 +22,8 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime.compile import CompiledPlan
 from tests.runtime.lowered import numbers
 
+pytestmark = pytest.mark.slow  # to search
+
 LAYERS, WIDTH, HIDDEN, ROWS = 4, 64, 256, 512
 COLLECTIVES = ("psum", "reduce_scatter", "all_gather", "all_to_all", "psum_invariant")
 
@@ -91,7 +93,6 @@ def dots_beside(equations: Sequence[Any]) -> list[int]:
     ]
 
 
-@pytest.mark.slow
 def test_products_need_not_wait_for_what_the_plan_sends_beside_them(apart: te.Front) -> None:
     for plan in (apart[0], apart[-1]):
         hidden = {b.name for b in plan.lanes() if b.stream == "links" and b.hidden > 0}
@@ -114,7 +115,6 @@ def test_nothing_waits_for_a_rectified_product_that_products_compute(beside: te.
         assert rectified.isdisjoint(x for e in barriers for x in e.invars)
 
 
-@pytest.mark.slow
 def test_plans_with_collectives_beside_kernels_give_the_numbers() -> None:
     args = arguments()
     expected = jax.jit(step)(*args)
@@ -180,7 +180,6 @@ def beside_products(module: str) -> int:
     return count
 
 
-@pytest.mark.slow
 def test_xla_for_h100_hides_them(apart: te.Front) -> None:
     """In the order of the compiled module, with the planned bytes and within the planned peak."""
     from benchmarks.bench_strategies import devices_of
