@@ -374,7 +374,8 @@ class Frame:
 
         A copy that moves the same bytes a second time is in the plan to save memory in between. XLA
         would merge it with the first one; a barrier together with an operand that the reader waits
-        for anyway keeps the two apart and the second one late.
+        for anyway keeps the two apart and the second one late. Each begins behind the one before:
+        operands may be alike, such as zeros, and so would be the barriers.
         """
         x = self._store("produced", v)[v]
         if v in self.ahead:  # late enough, and apart from the first one
@@ -386,7 +387,9 @@ class Frame:
             late = self._anew(x)
         else:
             store, other = tie
-            late, store[other] = barrier((x, store[other]))
+            _, last = self.behind.get(id(x), (x, x))
+            late, store[other] = barrier((last, store[other]))
+            self.behind[id(x)] = x, late
             if store is self.produced:
                 self._renew({other: store[other]}, k)
         return late

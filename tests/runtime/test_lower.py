@@ -20,7 +20,7 @@ from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import (
     plan_by_hand,
 )
-from tests.runtime.lowered import MESH, X, Y, check, cut, moved, numbers
+from tests.runtime.lowered import MESH, X, Y, check, cut, integers, moved, numbers
 
 
 def mlp(x: jax.Array, w1: jax.Array, w2: jax.Array) -> jax.Array:
@@ -204,6 +204,23 @@ def test_two_copies_that_begin_alike_are_kept_apart() -> None:
     )
     assert [m[0] for m in moved(plan)] == ["all_gather", "all_gather"]
     check(replace(plan, program=program), numbers(8, 8))
+
+
+def test_late_copies_are_kept_apart_where_what_they_wait_for_is_alike() -> None:
+    """Each waits for zeros that its reader adds to, of which a compiler makes one array."""
+
+    rows = lax.ScatterDimensionNumbers((1,), (0,), (0,))
+
+    def f(i: jax.Array, *updates: jax.Array) -> list[jax.Array]:
+        return [lax.scatter_add(jnp.zeros((4, 8)), i, u, rows) for u in updates]
+
+    arguments = integers(0, 4, 16, 1), *(numbers(16, 8, seed=n) for n in range(3))
+    program = trace(f, *arguments)
+    whole = cut((), ())
+    inputs = cut((X, Y), ()), *(whole,) * 3
+    plan = plan_by_hand(program.graph, MESH, {}, inputs, (whole,) * 3)
+    assert moved(plan) == [("all_gather", 8, 16 * 4, 1)] * 3
+    check(replace(plan, program=program), *arguments)
 
 
 @pytest.mark.parametrize("read", [False, True])
