@@ -71,7 +71,8 @@ def made_once(
     constants: Iterable[int] = (),
 ) -> tuple[list[Operation], list[int]]:
     """The operations without those that do what one before them does on the same operands, and the
-    outputs as these make them. Those that stay know the lines of all.
+    outputs as these make them. Those that stay know the lines of all. What has a name for
+    `jax.checkpoint` is what it names: a compiler is told of no name.
 
     Left as they are: operations with regions, effects, or calls into Python; what draws numbers;
     those of different `jax.checkpoint` regions, which XLA keeps apart, too; what is made of
@@ -85,6 +86,7 @@ def made_once(
     stands: dict[int, int] = {}  # value -> the equal one before it
     known: dict[Any, tuple[int, ...]] = {}
     filled = {v: v for v in constants}  # value -> the equal one that was filled in first
+    named: dict[int, int] = {}  # value -> what it names
     kept: list[Operation] = []
     for op in operations:
         inputs = tuple([stands.get(v, v) for v in op.inputs])
@@ -93,7 +95,7 @@ def made_once(
         first = op.outputs
         if repeatable:
             made = tuple([types[v] for v in op.outputs])
-            numbers = tuple([filled.get(v, v) for v in inputs])
+            numbers = tuple([filled.get(w, w) for w in (named.get(v, v) for v in inputs)])
             key = op.kernel, numbers, made, op.remat, exact(op.params)
             first = known.setdefault(key, op.outputs)
         if fills:
@@ -106,12 +108,14 @@ def made_once(
                 stands.update(same)
                 written.setdefault(first, []).append(op)
                 continue
+        if op.kernel == "name":
+            named[op.outputs[0]] = named.get(inputs[0], inputs[0])
         kept.append(op if inputs == op.inputs else replace(op, inputs=inputs))
     for k, op in enumerate(kept):
         if again := written.get(op.outputs):
             places = [w.source for w in (op, *again) if not elsewhere.isdisjoint(w.outputs)]
-            named = dict.fromkeys(place for place in places if place.file)
-            kept[k] = replace(op, places=tuple(named))
+            in_files = dict.fromkeys(place for place in places if place.file)
+            kept[k] = replace(op, places=tuple(in_files))
     return kept, [stands.get(v, v) for v in outputs]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import Operation, TensorType
@@ -17,6 +20,7 @@ from tapestry_egg.runtime import compare
 from tapestry_egg.tracing.needless import made_once
 
 Array = Any
+F32 = {"exponent_bits": 8, "mantissa_bits": 23}
 X = np.random.default_rng(0).normal(size=(2048, 16)).astype(np.float32)
 
 
@@ -32,6 +36,18 @@ def normalised(x: Array) -> Array:
 def test_what_is_computed_twice_is_one_operation() -> None:
     assert kernels(lambda x: jnp.tanh(x * 2.0) + jnp.tanh(x * 2.0), X) == ["mul", "tanh", "add"]
     assert kernels(lambda x: (jnp.sin(x), jnp.sin(x) + x), X) == ["sin", "add"]
+
+
+def test_what_has_a_name_is_what_it_names() -> None:
+    """Before what rounds, as a policy puts it, or after."""
+    named, rounded = partial(checkpoint_name, name="h"), partial(lax.reduce_precision, **F32)
+
+    def f(x: Array) -> Array:
+        return jnp.tanh(rounded(named(x))) * jnp.tanh(named(rounded(x)))
+
+    assert kernels(f, X).count("tanh") == 1
+    compiled = jax.jit(f).lower(X).compile().as_text()
+    assert compiled is not None and compiled.count(" tanh(") == 1
 
 
 def test_what_differs_in_anything_stays_two() -> None:
