@@ -71,7 +71,7 @@ def forms_with_streams(
         return forms(graph, books, target, budget, least_gain, room, ways, lean=slower)
     streamed, ended = streams_of(graph)
     found, base = _with_streams(
-        graph, streamed, books, target, budget, least_gain, slower, room, ways
+        graph, streamed, books, target, budget, least_gain, slower, room, ways, limit
     )
     found = _undominated(found, target)
     made = batches(base) if batches else Batched()
@@ -102,6 +102,7 @@ def _with_streams(
     slower: bool,
     room: int,
     ways: int | None,
+    limit: float,
 ) -> tuple[tuple[Form, ...], Form]:
     """The forms of a graph and of the same with streams, and the one that is split further: as
     given, or with fused attention."""
@@ -114,7 +115,8 @@ def _with_streams(
 
     if streamed is graph:
         found = find(graph)
-        return (*found, *(_lean(found, Form(graph), target) if slower else ()), *extra), found[0]
+        lean = _lean(found, Form(graph), target, limit) if slower else ()
+        return (*found, *lean, *extra), found[0]
     before, after = program_seconds(graph, target), program_seconds(streamed, target)
     step = RuleStep(
         (RULE,),
@@ -130,7 +132,7 @@ def _with_streams(
         peaks = [peak_alone(g, target) for g in (graph, streamed)]
         if peaks[1] <= (1.0 - LEAST_SAVED) * peaks[0]:
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
-        return (*found, *_lean(found, fused, target), *extra), fused
+        return (*found, *_lean(found, fused, target, limit), *extra), fused
     found = find(streamed)
     given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
     made = [
@@ -145,7 +147,7 @@ def _with_streams(
     every = (given, *(faster or [fused]), *leaner)
     if places is not None and faster:  # in the program with fused attention, beside what rules find
         extra.append(replace(fused, extra=True))
-    return (*every, *(_lean(every, fused, target) if slower else ()), *extra), fused
+    return (*every, *(_lean(every, fused, target, limit) if slower else ()), *extra), fused
 
 
 def _undominated(found: Sequence[Form], target: Target) -> tuple[Form, ...]:
@@ -158,31 +160,38 @@ def _undominated(found: Sequence[Form], target: Target) -> tuple[Form, ...]:
     beaten = {
         k
         for k, mine in enumerate(costs)
-        if not {RULE, blocks.RULE} & set(lean[k].rules)
+        if not {RULE, *blocks.RULES} & set(lean[k].rules)
         and any(other != mine and all(map(le, other, mine)) for other in costs)
     }
     left = {id(lean[k]) for k in beaten}
     return tuple([f for f in found if id(f) not in left])
 
 
-def _lean(found: Sequence[Form], form: Form, target: Target) -> tuple[Form, ...]:
+def _lean(found: Sequence[Form], form: Form, target: Target, limit: float) -> tuple[Form, ...]:
     """The form with its largest product in blocks of rows, where it holds less memory on one
-    device: beside those that rules find, for these save time and this one memory."""
-    made = blocks.with_blocks(form.graph)
-    if made is form.graph:
-        return ()
-    peaks = [peak_alone(g, target) for g in (form.graph, made)]
-    if peaks[1] > (1.0 - LEAST_SAVED) * peaks[0]:
-        return ()
-    step = RuleStep(
-        (blocks.RULE,),
-        "the largest product and what reads it",
-        f"a loop: on one device {BYTES.format(peaks[0])} -> {BYTES.format(peaks[1])}",
-        digest(made),
-    )
-    rules = tuple(sorted({*form.rules, blocks.RULE}))
-    steps = (*form.steps, step)
-    return (Form(made, rules, found[0].saturated, steps, slower=True),)
+    device: beside those that rules find, for these save time and this one memory. A product that
+    is little larger than its operands is cut where memory is short, or where the rules have found
+    what takes longer and holds less: blocks may take its place."""
+    changes = {blocks.RULE: blocks.with_blocks}
+    held = peak_alone(form.graph, target)
+    if held > _FITS * limit * target.devices or any(f.slower for f in found):
+        changes[blocks.OF_LARGEST] = blocks.with_blocks_of_largest
+    forms, least = [], held
+    for rule, change in changes.items():
+        made = change(form.graph)
+        if made is form.graph or peak_alone(made, target) > (1.0 - LEAST_SAVED) * least:
+            continue
+        least = peak_alone(made, target)
+        step = RuleStep(
+            (rule,),
+            "the largest product and what reads it",
+            f"a loop: on one device {BYTES.format(held)} -> {BYTES.format(least)}",
+            digest(made),
+        )
+        rules = tuple(sorted({*form.rules, rule}))
+        steps = (*form.steps, step)
+        forms.append(Form(made, rules, found[0].saturated, steps, slower=True))
+    return tuple(forms)
 
 
 def _shared(form: Form, target: Target) -> tuple[Form, ...]:

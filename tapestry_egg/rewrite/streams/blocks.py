@@ -9,6 +9,7 @@ So the logits of a loss and their derivative are never there as a whole.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -23,14 +24,21 @@ from .large_inside import with_large_inside
 from .regions import Region
 from .temporal import Split, with_loop
 
-#: The name of this change of a program in the rules and steps of plans.
-RULE = "blocks-of-rows"
+#: The names of these changes of a program in the rules and steps of plans: of products much larger
+#: than their operands, and of the program's largest as well.
+RULE, OF_LARGEST = "blocks-of-rows", "blocks-of-largest"
+#: Either.
+RULES = frozenset((RULE, OF_LARGEST))
 #: Blocks that a dim is cut into, at most. No measurement of it is kept.
 _BLOCKS = 16
-#: A product is worth it if it is so many times as large as its operands: logits are ten times and
-#: more. README's hidden layer is 2.7 times as large; a loop there halves the peak, takes five times
-#: as long, and ten times as long to search.
+#: A product is worth it if it is so many times as large as its operands: logits of narrow models
+#: are ten times and more. README's hidden layer is 2.7 times as large, as are 16 384 rows of logits
+#: over 32 000 words at a width of 4096: its front on eight devices takes three times as long with
+#: blocks, so that those of such products are another change (`with_blocks_of_largest`).
 _LARGE = 4
+#: There a product also is worth it that is no smaller than its operands, nor than this share of the
+#: largest such product of the program.
+_OF_LARGEST = 0.5
 #: Products that are computed again and get loops, too, one after another.
 _AGAIN = 2
 
@@ -40,24 +48,49 @@ def with_blocks(graph: BlockGraph) -> BlockGraph:
     bodies of loops too; the same graph where there is none, or where something needs all rows at
     once. Large products that are computed once more, for the backward pass, get loops of their own.
     """
-    inside = with_large_inside(graph, _largest, lambda body: with_blocks(body) is not body)
-    operations = [_with_blocks_inside(op) for op in inside.operations]
+    return _with_blocks(graph, math.inf)
+
+
+def with_blocks_of_largest(graph: BlockGraph) -> BlockGraph:
+    """The same, where the program's largest product need only be larger than its operands."""
+    return _with_blocks(graph, _OF_LARGEST * _size_of_largest(graph))
+
+
+def _with_blocks(graph: BlockGraph, least: float) -> BlockGraph:
+    """The graph with blocks of products that are much larger than their operands, or that have
+    `least` elements and no fewer than these."""
+
+    def largest(body: BlockGraph) -> Operation | None:
+        return next(_products(body, least, again=False), None)
+
+    def in_blocks(body: BlockGraph) -> bool:
+        return _with_blocks(body, least) is not body
+
+    inside = with_large_inside(graph, largest, in_blocks)
+    operations = [_with_blocks_inside(op, least) for op in inside.operations]
     if any(a is not b for a, b in zip(operations, inside.operations, strict=True)):
         graph = replace(inside, operations=tuple(operations))
-    graph = _once(graph)
+    graph = _once(graph, least)
     for _ in range(_AGAIN):
-        made = _once(graph, again=True)
+        made = _once(graph, least, again=True)
         if made is graph:
             break
         graph = _each_once(made)
     return graph
 
 
-def _with_blocks_inside(op: Operation) -> Operation:
+def _with_blocks_inside(op: Operation, least: float) -> Operation:
     """The operation with blocks in its bodies; the same where there are none."""
-    regions = tuple([with_blocks(r) for r in op.regions])
+    regions = tuple([_with_blocks(r, least) for r in op.regions])
     same = all(a is b for a, b in zip(regions, op.regions, strict=True))
     return op if same else replace(op, regions=regions)
+
+
+def _size_of_largest(graph: BlockGraph) -> int:
+    """Elements of the largest product that is no smaller than its operands, also in bodies."""
+    own = next(_products(graph, 0.0, again=False), None)
+    inner = [_size_of_largest(r) for op in graph.operations for r in op.regions]
+    return max([graph.values[own.outputs[0]].size if own else 0, *inner])
 
 
 def _each_once(graph: BlockGraph) -> BlockGraph:
@@ -80,12 +113,12 @@ def _each_once(graph: BlockGraph) -> BlockGraph:
     return without_unread(replace(graph, operations=tuple(operations), outputs=outputs))
 
 
-def _once(graph: BlockGraph, again: bool = False) -> BlockGraph:
+def _once(graph: BlockGraph, least: float, again: bool = False) -> BlockGraph:
     """The same of the largest product; `again`: of those that are computed again."""
     counted = with_batch_dims(graph)
     if counted is not graph:
         counted = _each_once(counted)  # what gathers and scatters count rows by is then one
-    for op in _products(counted, again):
+    for op in _products(counted, least, again):
         for dim in _dims(counted, op):
             region = Region(counted, op, dim)
             if region.grown() and region.is_worth_it:
@@ -96,19 +129,15 @@ def _once(graph: BlockGraph, again: bool = False) -> BlockGraph:
     return graph
 
 
-def _largest(graph: BlockGraph) -> Operation | None:
-    """The largest product that is worth blocks."""
-    return next(_products(graph, again=False), None)
-
-
-def _products(graph: BlockGraph, again: bool) -> Iterator[Operation]:
+def _products(graph: BlockGraph, least: float, again: bool) -> Iterator[Operation]:
+    """The two largest products that are worth blocks, where there are so many."""
     found: list[tuple[int, int, Operation]] = []
     for op in graph.operations:
         if op.regions or len(op.outputs) != 1 or (again and op.remat is None):
             continue
         types = tuple(graph.values[v] for v in op.inputs), (graph.values[op.outputs[0]],)
-        size = types[1][0].size
-        if size < _LARGE * sum(t.size for t in types[0]):
+        size, read = types[1][0].size, sum(t.size for t in types[0])
+        if size < min(_LARGE * read, max(least, read)):
             continue
         if registry.signature_of(op, *types).is_product:
             found.append((-size, len(found), op))

@@ -16,6 +16,10 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.tracing import constraints
 
+#: What has this share of the product's elements is large as well: its rows but one, where tokens
+#: predict the next ones, or a half of its columns.
+_LARGE = 0.5
+
 
 @dataclass
 class Region:
@@ -30,7 +34,7 @@ class Region:
 
     def __post_init__(self) -> None:
         out = self.graph.values[self.product.outputs[0]]
-        self.extent, self.large = out.shape[self.dim], out.size
+        self.extent, self.large = out.shape[self.dim], out.size * _LARGE
         self.makers = self.graph.producers()
 
     def grown(self) -> bool:

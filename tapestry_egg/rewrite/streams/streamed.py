@@ -45,6 +45,7 @@ def streams_of(graph: BlockGraph) -> tuple[BlockGraph, int]:
 CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
     RULE: with_streams,
     blocks.RULE: blocks.with_blocks,
+    blocks.OF_LARGEST: blocks.with_blocks_of_largest,
     contractions.RULE: contractions.with_blocks_of_sums,
 }
 
