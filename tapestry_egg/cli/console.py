@@ -241,7 +241,11 @@ def stdin_as_file(name: str) -> Iterator[Path]:
     with scratch() as folder:
         path = folder / "stdin.json"
         path.write_bytes(sys.stdin.buffer.read())
-        yield path
+        try:
+            yield path
+        except TapestryError as error:
+            error.where = error.where.replace(str(path), "standard input")
+            raise
 
 
 def load_any(name: str) -> Any:

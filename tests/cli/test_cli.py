@@ -89,6 +89,17 @@ def test_standard_input_is_a_dash(work: Path, run: Run, monkeypatch: pytest.Monk
     assert json.loads(run.out)["name"] == "mlp"
 
 
+def test_what_is_wrong_with_standard_input_is_told_of_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stdin:
+        buffer = io.BytesIO(b'{"tapestry_egg": ')
+
+    monkeypatch.setattr(sys, "stdin", Stdin())
+    assert run("front", "-") == 1
+    assert run.err.startswith("error: standard input:1:") and "not JSON" in run.err
+
+
 def test_optimize_writes_front_picture_and_manifest(work: Path, run: Run) -> None:
     names = {p.name for p in (work / "out").iterdir()}
     assert names == {"mlp.front.json", "mlp.front.svg", "batch.json"}

@@ -179,6 +179,36 @@ def test_trees_over_faster_links_send_as_much_more() -> None:
     assert moved[0] - hops == pytest.approx(2 * (moved[1] - hops))
 
 
+@pytest.mark.slow
+def test_on_another_machine_what_is_sent_runs_beside_kernels_as_it_did(front: te.Front) -> None:
+    program = front[0].program
+    assert program is not None
+    beside = te.optimize(program, "h100:8", settings=replace(BRIEF, overlap=True))
+    assert any(p.costs.seconds < p.costs.serial_seconds for p in beside)
+    again = beside.what_if(load_target("h100:8"))
+    assert [p.costs for p in again] == [p.costs for p in beside.what_if()]
+
+
+def test_more_flops_are_those_of_all_units_and_of_what_was_measured() -> None:
+    """And draw as much for each: joules of an operation stay."""
+    was = load_target("h100:8")
+    now = changed(was, {"flops": 2})
+    rates = [
+        [t.peak_rate(dtype, products) for dtype in ("bfloat16", "float32") for products in (False, True)]
+        for t in (was, now)
+    ]
+    assert rates[1] == [2 * rate for rate in rates[0]]
+    assert now.matmul_speed == 2 * was.matmul_speed
+    drawn = [t.power.flops_watts / t.peak_rate("float32", True) for t in (was, now)]
+    assert drawn[0] == drawn[1] > 0
+
+
+def test_memory_of_another_size_is_no_longer_shared() -> None:
+    """Of a CPU all devices share one; what is asked about is what each has."""
+    shared = load_target("cpu:8")
+    assert shared.shared_memory and not changed(shared, {"memory": "1GiB"}).shared_memory
+
+
 def test_memory_price_and_clock(front: te.Front) -> None:
     least = min(p.costs.peak_bytes for p in front)
     tight = front.what_if(memory=least)

@@ -9,7 +9,7 @@ import pytest
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.costs import collective_seconds, kernel_seconds
+from tapestry_egg.machine.costs import collective_seconds, kernel_seconds, turning_seconds
 from tapestry_egg.machine.energy import (
     collective_dynamic_joules,
     collective_joules,
@@ -17,6 +17,7 @@ from tapestry_egg.machine.energy import (
     dynamic_joules,
     idle_joules,
     joules,
+    turning_joules,
 )
 from tapestry_egg.machine.target import known_targets, load_target
 
@@ -163,3 +164,11 @@ def test_collective_joules_by_hand() -> None:
     assert collective_joules("all_reduce", 1e9, (0,), mesh, t) == pytest.approx(by_hand)
     one = load_target("h100:1")
     assert collective_joules("all_reduce", 1e9, (0,), one.mesh_shapes()[0], one) == 0
+
+
+def test_joules_of_writing_a_block_in_another_order_by_hand() -> None:
+    """All of it is read, and written."""
+    t, block = load_target("h100:8"), 2.0**28
+    power, seconds = t.power, turning_seconds(block, t)
+    one = seconds * (power.idle_watts + power.kernel_watts) + 2 * block * power.joules_per_byte
+    assert turning_joules(block, 8, t) == pytest.approx(8 * one)

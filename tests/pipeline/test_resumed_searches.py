@@ -132,6 +132,17 @@ def kept(tmp_path: Path) -> tuple[SearchFile, Any]:
     return file, problem
 
 
+def test_a_search_goes_on_with_all_its_work_and_its_time(tmp_path: Path) -> None:
+    """What it took before, and that time ended it, is of the search before."""
+    file, problem = kept(tmp_path)
+    (archive,) = file.archives.values()
+    archive.by_clock, archive.spent = True, 3.0
+    file.write()
+    known = SearchFile.open(file.path).known(problem)
+    assert known is not None and (known.by_clock, known.spent) == (False, 0.0)
+    assert [c.costs for c in known.candidates] == [c.costs for c in archive.candidates]
+
+
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     file, problem = kept(tmp_path)
     read, wrote = SearchFile.open(file.path).known(problem), file.known(problem)

@@ -27,7 +27,7 @@ from tapestry_egg.rewrite.rows.cuts import Cut
 from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
 from tapestry_egg.rewrite.streams import batches
 from tapestry_egg.rewrite.streams.batches import Batch, Inner
-from tapestry_egg.rewrite.streams.micro_batches import batch, batch_of
+from tapestry_egg.rewrite.streams.micro_batches import batch, batch_of, counts
 from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.runtime import compare, planned_collectives
 from tapestry_egg.tracing.emit import emit
@@ -308,6 +308,28 @@ def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
     assert "test_micro_batches.py" in told.whole
     (note,) = of_forms([Form(program.graph, left=Left(whole=told.whole))], 1)
     assert "needs the whole batch" in note
+
+
+@pytest.mark.parametrize(
+    ("rows", "parts"), [(12, [2, 4]), (16, [2, 4, 8, 16]), (15, [3, 5, 15]), (7, [7]), (1, [])]
+)
+def test_numbers_of_parts_are_powers_of_two_or_what_else_divides_the_rows(
+    rows: int, parts: list[int]
+) -> None:
+    assert list(counts(rows)) == parts
+
+
+def test_what_layers_make_with_rows_counts_as_often_as_they_run() -> None:
+    def size(layers: int) -> int:
+        def f(w: Array, x: Array) -> Array:
+            return jax.lax.scan(lambda h, k: (jnp.tanh(h @ k), None), x, w)[0].sum()
+
+        found = batch(trace(f, shape(layers, 4, 4), shape(ROWS, 4)).graph)
+        assert found is not None
+        return found.size
+
+    one, two, six = map(size, (1, 2, 6))
+    assert six - one == 5 * (two - one) > 0
 
 
 def test_parts_of_less_than_a_row_for_each_device_are_searched_where_nothing_else_can_fit() -> None:
