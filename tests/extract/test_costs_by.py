@@ -193,10 +193,8 @@ def test_more_flops_are_those_of_all_units_and_of_what_was_measured() -> None:
     """And draw as much for each: joules of an operation stay."""
     was = load_target("h100:8")
     now = changed(was, {"flops": 2})
-    rates = [
-        [t.peak_rate(dtype, products) for dtype in ("bfloat16", "float32") for products in (False, True)]
-        for t in (was, now)
-    ]
+    kinds = [(dtype, products) for dtype in ("bfloat16", "float32") for products in (False, True)]
+    rates = [[t.peak_rate(*kind) for kind in kinds] for t in (was, now)]
     assert rates[1] == [2 * rate for rate in rates[0]]
     assert now.matmul_speed == 2 * was.matmul_speed
     drawn = [t.power.flops_watts / t.peak_rate("float32", True) for t in (was, now)]

@@ -25,9 +25,9 @@ from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows.cuts import Cut
 from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
-from tapestry_egg.rewrite.streams import batches
+from tapestry_egg.rewrite.streams import batches, micro_batches
 from tapestry_egg.rewrite.streams.batches import Batch, Inner
-from tapestry_egg.rewrite.streams.micro_batches import batch, batch_of, counts
+from tapestry_egg.rewrite.streams.micro_batches import batch, batch_of
 from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.runtime import compare, planned_collectives
 from tapestry_egg.tracing.emit import emit
@@ -316,7 +316,7 @@ def test_what_needs_the_whole_batch_is_told(loss: Callable[..., Array]) -> None:
 def test_numbers_of_parts_are_powers_of_two_or_what_else_divides_the_rows(
     rows: int, parts: list[int]
 ) -> None:
-    assert list(counts(rows)) == parts
+    assert list(micro_batches.counts(rows)) == parts
 
 
 def test_what_layers_make_with_rows_counts_as_often_as_they_run() -> None:
