@@ -73,10 +73,11 @@ def forms_with_streams(
     found, base = _with_streams(
         graph, streamed, books, target, budget, least_gain, slower, room, ways, limit
     )
-    found = _undominated(found, target)
     made = batches(base) if batches else Batched()
+    every = _undominated(found, made.forms, target)
     told = replace(
         found[0].left,
+        forms=found[0].left.forms + len(found) - len(every),
         softmaxes=ended,
         counts=made.others,
         twice=made.twice,
@@ -89,7 +90,7 @@ def forms_with_streams(
         *(_shared(base, target) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
     )
-    return (replace(found[0], left=told), *found[1:], *made.forms, *others)
+    return (replace(found[0], left=told), *every[1:], *made.forms, *others)
 
 
 def _with_streams(
@@ -150,21 +151,25 @@ def _with_streams(
     return (*every, *(_lean(every, fused, target, limit) if slower else ()), *extra), fused
 
 
-def _undominated(found: Sequence[Form], target: Target) -> tuple[Form, ...]:
+def _undominated(found: Sequence[Form], batched: Sequence[Form], target: Target) -> Sequence[Form]:
     """The forms without those that rules make to hold less memory where another one does so in as
-    little time, on one device."""
+    little time, on one device; and without blocks of a product that is little larger than its
+    operands where micro-batches do."""
     lean = [f for f in found if f.slower]
-    if len(lean) < 2:
-        return tuple(found)
-    costs = [(program_seconds(f.graph, target), peak_alone(f.graph, target)) for f in lean]
-    beaten = {
-        k
-        for k, mine in enumerate(costs)
-        if not {RULE, *blocks.RULES} & set(lean[k].rules)
-        and any(other != mine and all(map(le, other, mine)) for other in costs)
+    costs = {
+        id(f): (program_seconds(f.graph, target), peak_alone(f.graph, target))
+        for f in (*lean, *batched)
+        if len(lean) > 1 or batched
     }
-    left = {id(lean[k]) for k in beaten}
-    return tuple([f for f in found if id(f) not in left])
+
+    def beaten(form: Form) -> bool:
+        others = batched if blocks.OF_LARGEST in form.rules else lean
+        if {RULE, blocks.RULE} & set(form.rules) or not costs:
+            return False
+        mine, every = costs[id(form)], [costs[id(f)] for f in others]
+        return any(other != mine and all(map(le, other, mine)) for other in every)
+
+    return [f for f in found if not (f.slower and beaten(f))]
 
 
 def _lean(found: Sequence[Form], form: Form, target: Target, limit: float) -> tuple[Form, ...]:

@@ -16,8 +16,9 @@ import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.plans.plan import is_split
 from tapestry_egg.rewrite.form import Form
-from tapestry_egg.rewrite.fused_forms import forms_with_streams
+from tapestry_egg.rewrite.fused_forms import batched, forms_with_streams
 from tapestry_egg.rewrite.streams import blocks
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
@@ -88,6 +89,29 @@ def test_they_take_the_place_of_what_rules_find() -> None:
     found = forms_with_streams(graph, BOOKS, load_target("h100:1"))
     (form,) = [f for f in found if f.slower]
     assert blocks.OF_LARGEST in form.rules
+
+
+def test_they_are_left_where_micro_batches_hold_less_in_less_time() -> None:
+    """README's hidden layer, with all that its batch is of: one dim of rows is in both."""
+
+    def loss(up: Array, down: Array, x: Array) -> Array:
+        return jnp.mean((jax.nn.relu(x @ up) @ down) ** 2)
+
+    shapes = (
+        S((1024, 4096), jnp.float32),
+        S((4096, 1024), jnp.float32),
+        S((8192, 1024), jnp.float32),
+    )
+    graph = trace(jax.grad(loss, (0, 1)), *shapes).graph
+    target, limit = load_target("h100:8"), 24.0 * 2**20
+    alone = forms_with_streams(graph, BOOKS, target, limit=limit)
+    assert list(of_largest(alone))
+    beside = forms_with_streams(
+        graph, BOOKS, target, limit=limit, batches=lambda f: batched(f, target, None, limit)
+    )
+    assert any(is_split(rule) for f in beside for rule in f.rules)
+    assert not list(of_largest(beside))
+    assert beside[0].left.forms == alone[0].left.forms + 1
 
 
 def test_hidden_layers_smaller_than_the_logits_stay() -> None:
