@@ -1,5 +1,6 @@
 """The copies of a plan: those between kernels, those inside one, which then runs as two, and those
-that are written again with their dims in order, for kernels that take no other."""
+that are written again with their dims in order, for kernels that take no other; and what is read
+again, as it does not lie as in the kernel that has it at hand."""
 
 from __future__ import annotations
 
@@ -9,15 +10,15 @@ from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import LOCAL, turning_seconds
-from tapestry_egg.machine.energy import turning_joules
+from tapestry_egg.machine.costs import LOCAL, copying_seconds, turning_seconds
+from tapestry_egg.machine.energy import joules, turning_joules
 from tapestry_egg.plans.collectives import after, turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.units import Unit, two_kernels
 
 from .ground import Ground
-from .kernel_work import block_bytes, held_bytes
+from .kernel_work import Work, block_bytes, elements, held_bytes
 from .verdict import Buffer
 
 if TYPE_CHECKING:
@@ -151,3 +152,23 @@ def turns_before(walk: Walk, move: Move) -> bool:
     return move.value in walk.ground.made_straight and turns_on_the_way(
         walk, move, "reduce_scatter"
     )
+
+
+def read_again(walk: Walk, u: int, of: int | None = None) -> list[Work]:
+    """One run's reading again of what unit u reads, and the kernel of another unit (that `of` one)
+    has at hand, where it does not lie there as u reads it."""
+    units, found = walk.schedule.units, []
+    for shared in walk.ground.traffic.shared(u):
+        own, others = units[u].reads, units[shared.unit].reads
+        i, p, v = own[shared.read]
+        there = {walk.needed[j, q] for j, q, w in others if w == shared.value}
+        alike = all(walk.needed[j, q] in there for j, q, w in own if w == v)
+        if alike or of not in (None, shared.unit):
+            continue
+        tensor = walk.program.types[v]
+        block = elements(tensor, walk.needed[i, p], walk.mesh) * tensor.itemsize
+        moved = shared.share * block
+        seconds = float(copying_seconds(moved, shared.launches, walk.target))
+        energy = joules(0.0, moved, 0.0, seconds, walk.mesh.devices, walk.target)
+        found.append(Work(seconds, energy, 0.0, moved, 0.0, "memory"))
+    return found

@@ -51,6 +51,7 @@ from .moves import (
     copy_in_memory,
     in_two,
     inner_moves,
+    read_again,
     turned_for,
     turning,
     turns_before,
@@ -364,6 +365,7 @@ class Walk:
         for i in unit.members:
             if i in self.margins:
                 works.append(margin_work(self.margins[i], self.mesh, self.target))
+        works += read_again(self, self.ground.unit_of[unit.root])
         return reduce(Work.then, works)
 
     # Memory

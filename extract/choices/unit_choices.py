@@ -18,6 +18,7 @@ from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.schedule.schedules import Schedule
+from tapestry_egg.schedule.traffic import Traffic
 from tapestry_egg.shard.fills import fills
 from tapestry_egg.shard.strategies import ChangeRow, Saturated, StrategyRow
 
@@ -41,6 +42,7 @@ class UnitChoices:
     target: Target
     rows: tuple[UnitRows, ...]
     copies: Mapping[TensorType, CopyTable]
+    traffic: Traffic
     truncated: tuple[int, int]
     uncombined: int = 0
     fills: frozenset[int] = frozenset()
@@ -117,6 +119,7 @@ def unit_choices(
         target,
         rows,
         copies,
+        joiner.costs.traffic,
         (kernels, ports),
         inside.others,
         written,

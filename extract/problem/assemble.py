@@ -13,6 +13,7 @@ after the first.)
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -20,12 +21,15 @@ from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.costs import copying_seconds
+from tapestry_egg.machine.energy import joules
+from tapestry_egg.schedule.siblings import Shared
 
-from .columns import Columns
+from .columns import Columns, Wanted
 from .kept import Holding, Keeping, Kept, KeptCopies, distinct
 from .memory import Count, Memory
 from .mergeable import Chains, Mergeable
-from .problem import Floats, Ints, Pair, Problem, Variable, merge_parallel
+from .problem import Floats, Ints, Pair, Problem, Span, Variable, merge_parallel
 from .spans import Spans
 
 
@@ -121,6 +125,9 @@ class _Assembler:
                 self._direct(v, self.schedule.producer[v], others[0])
             elif len(others) > 1:
                 self._shared(v)
+        for u in range(len(self.schedule.units)):
+            for read in self.choices.traffic.shared(u):
+                self._apart(u, read)
         variables = tuple(self.variables)
         pairs = merge_parallel(self.pairs, self.once)
         times, timeline = self.memory.moments, None
@@ -261,8 +268,8 @@ class _Assembler:
     ) -> None:
         """The pair between whoever holds v and one reader: copies that the reader makes itself."""
         table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
-        wanted, rows = self.columns.wanted(reader, v), self.unit_row[reader]
-        label_r = self.once(lambda: wanted.label[rows], "labels", wanted, rows)
+        wanted = self.columns.wanted(reader, v)
+        label_r = self._labels(wanted, reader)
         less, more = self._saved(v, reader)
         turns = self.memory.turns(reader, v)
 
@@ -292,6 +299,48 @@ class _Assembler:
         self.pairs.append(
             Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
         )
+
+    def _apart(self, u: int, shared: Shared) -> None:
+        """The pair between two units that read a value in one kernel: what it takes to read it
+        again where the later one wants it otherwise."""
+        unit, target, mesh = self.schedule.units[u], self.choices.target, self.choices.mesh
+        *_, v = unit.reads[shared.read]
+        weight = self.program.bodies[unit.body].weight
+        first, then = self.columns.wanted(shared.unit, shared.value), self.columns.wanted(u, v)
+        tables, tensor = [self.columns.table(w) for w in (shared.value, v)], self.program.types[v]
+
+        def costs() -> tuple[Floats, Floats]:
+            there, here = (
+                [[table.layouts[k] for k in some] for some in wanted.sets]
+                for table, wanted in zip(tables, (first, then), strict=True)
+            )
+            alike = [[{*b} <= {*a} for b in here] for a in there]
+            sizes = [
+                float(prod(b[0].local_shape(tensor.shape, mesh)) * tensor.itemsize) for b in here
+            ]
+            again = shared.share * np.array(sizes)
+            seconds = copying_seconds(again, shared.launches, target)
+            none = np.zeros(len(sizes))
+            energy = joules(none, again, none, seconds, mesh.devices, target)
+            apart = ~np.array(alike, dtype=np.bool_).reshape(len(first.sets), len(then.sets))
+            return np.where(apart, seconds * weight, 0.0), np.where(apart, energy * weight, 0.0)
+
+        key = (first, then, *tables, shared.share, shared.launches, weight)
+        seconds, energy = self.once(costs, "apart", *key)
+        if not seconds.any():
+            return
+        label_a, label_b = self._labels(first, shared.unit), self._labels(then, u)
+        spans = (Span(u, seconds),) if self.spans is not None else ()
+        self.pairs.append(
+            Pair(
+                shared.unit, u, label_a, label_b, self.weights.seconds * seconds, energy, (), spans
+            )
+        )
+
+    def _labels(self, wanted: Wanted, u: int) -> Ints:
+        """By the rows of a unit's variable, in which layouts it reads a value."""
+        rows = self.unit_row[u]
+        return self.once(lambda: wanted.label[rows], "labels", wanted, rows)
 
     def _saved(self, v: int, reader: int) -> tuple[Floats | float, Floats | float]:
         """What copies of a value are cheaper by that one unit reads, and what is paid of that all

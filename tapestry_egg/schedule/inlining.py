@@ -442,6 +442,11 @@ def _is_the_library_s(unit: Unit, program: FlatProgram, library_bytes: int | Non
     return program.types[unit.outputs[0]].nbytes >= library_bytes
 
 
+def is_a_compiler_s_product(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
+    """Whether a unit is a product of matrices that XLA makes itself, as no library does."""
+    return _is_product(program, unit) and not _is_the_library_s(unit, program, library_bytes)
+
+
 def _is_product(program: FlatProgram, unit: Unit) -> bool:
     """Whether a unit is a product of matrices: XLA multiplies vectors element by element, and
     outer products."""

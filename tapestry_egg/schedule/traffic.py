@@ -7,7 +7,8 @@ from its first pass to its last, whether it writes rows then (softmax, layernorm
 xla/backends/gpu/transforms, "softmax rewriter", which is tried before all other fusion) or one more
 sum of them (a variance), where the target says how long a row may be (`Target.rows`), and the row
 lies on one device. And what one unit makes element by element its own kernel adds up, too, once,
-beside writing it (a bias and its gradient): XLA's fusion of several outputs.
+beside writing it (a bias and its gradient): XLA's fusion of several outputs. Where a target's file
+says `fusing`, kernels that read the same are one (`siblings.py`).
 
 A logarithm of a sum of exponentials that is a kernel of its own reads what it adds up twice: for
 the greatest element, which two kernels want then, and for the exponentials. And what scatters its
@@ -24,12 +25,14 @@ from functools import cached_property
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.ids import FlatId, InstanceId
+from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
-from .inlining import fusion, read_as
+from .inlining import fusion, is_a_compiler_s_product, read_as
 from .lying import renewed, turned_operands
 from .schedules import Schedule
+from .siblings import Reader, Shared, adds_exponentials, ends_in_sums, may_merge, siblings
 from .units import Unit, is_view
 
 
@@ -85,7 +88,9 @@ class Traffic:
         self._sources_of = self._found_sources()
         self._along_rows: set[int] = set()  # kernels that have sums of rows in them
         self._in_rows = self._sums_of_rows()
+        self._sums_in: dict[int, int] = {}  # kernels that make a sum beside what they make
         self._beside = self._sums_beside()
+        self._shared = self._merged(target.fusing) if self._fuses and target.fusing else {}
         self._turned = turned_operands(schedule, self._inside) if self._slices else frozenset()
 
     def of(self, unit: Unit) -> UnitTraffic:
@@ -93,6 +98,25 @@ class Traffic:
         return self._of_members.get(unit.members) or UnitTraffic(
             (1.0,) * len(unit.reads), (1.0,) * len(unit.outputs)
         )
+
+    def shared(self, u: int) -> tuple[Shared, ...]:
+        """What unit u reads in the kernel of another one that reads the same."""
+        return self._read_beside.get(u, ())
+
+    @cached_property
+    def _read_beside(self) -> Mapping[int, tuple[Shared, ...]]:
+        """By the units that other kernels take in; `reads` of these count none of it."""
+        found = {}
+        for u, values in self._shared.items():
+            unit, own = self._schedule.units[u], []
+            alone = float(self.of(unit).within)
+            shares = self._shares(u)
+            for v, by in values.items():
+                read = next(k for k, (*_, w) in enumerate(unit.reads) if w == v)
+                if shares[read]:
+                    own.append(Shared(read, by.unit, by.value, shares[read], alone))
+            found[u] = tuple(own)
+        return found
 
     @cached_property
     def _of_members(self) -> Mapping[tuple[InstanceId, ...], UnitTraffic]:
@@ -108,12 +132,26 @@ class Traffic:
         if root.port:
             return self._of_port(unit)
         product = self._is_in_epilogue(u)
+        over = self._written_over(u)
+        merged = self._shared.get(u, {})
+        shares = zip(self._shares(u), unit.reads, strict=True)
+        reads = tuple(0.0 if v in merged else x for x, (*_, v) in shares)
+        nothing = product or over is not None
+        writes = (0.0 if nothing else 1.0,) * len(unit.outputs)
+        within = self._inside[u] or self._beside[u]
+        within |= bool(merged) and root.signature.fusion == "reduce" and not any(reads)
+        return UnitTraffic(reads, writes, within, self._in_rows[u])
+
+    def _shares(self, u: int) -> tuple[float, ...]:
+        """What a unit reads, as `UnitTraffic.reads`, if it is a kernel of its own."""
+        unit = self._schedule.units[u]
+        root = self._program.instances[unit.root]
         kernel = root.signature.fusion == "kernel"
         views = self._seen_through_views(unit) if kernel else {}
         reads = []
         seen: set[FlatId] = set()
         over = self._written_over(u)
-        passes = 2.0 if _adds_exponentials(root.signature) else 1.0
+        passes = 2.0 if adds_exponentials(root.signature) else 1.0
         for i, p, v in unit.reads:
             if v == over:
                 reads.append(0.0)
@@ -134,10 +172,7 @@ class Traffic:
             reads.append(passes * share + 2.0 * ((i, p) in self._turned))
             if not part:
                 seen |= sources
-        nothing = product or over is not None
-        writes = (0.0 if nothing else 1.0,) * len(unit.outputs)
-        within = self._inside[u] or self._beside[u]
-        return UnitTraffic(tuple(reads), writes, within, self._in_rows[u])
+        return tuple(reads)
 
     def _seen_through_views(self, unit: Unit) -> Mapping[InstanceId, _Seen]:
         """By the views of a kernel's unit that read memory, how the kernel sees what is there."""
@@ -349,7 +384,7 @@ class Traffic:
         (made,), read = signature.output_types, signature.input_types[0]
         return (
             len(signature.input_types) == 1
-            and _ends_in_sums(signature)
+            and ends_in_sums(signature)
             and kind(made.dtype) == "float"
             and made.itemsize <= 4
             and read.size <= self._longest * made.size
@@ -411,8 +446,25 @@ class Traffic:
                 if self._makes_all_of(units[k], unit) and sources <= beside and not apart:
                     found[u] = True
                     taken.add(k)
+                    self._sums_in[k] = u
                     break
         return found
+
+    def _merged(self, costs: FusionCosts) -> dict[int, dict[FlatId, Reader]]:
+        """What units read that run in the kernels of others which read the same, each with who has
+        read it."""
+        units, instances = self._schedule.units, self._program.instances
+        kernels, sources, apart = [], {}, {u for u, _ in self._fusion.apart}
+        for u, unit in enumerate(units):
+            taken = self._inside[u] or self._beside[u] or self._in_rows[u] or u in apart
+            taken |= bool(instances[unit.root].port) or u in self._along_rows
+            if not taken and not self._is_view(unit) and may_merge(self._program, unit):
+                kernels.append(u)
+                sources[u] = self._read(unit)
+        given = self._program, costs.library_bytes
+        own = {u for u, unit in enumerate(units) if is_a_compiler_s_product(unit, *given)}
+        alone = self._along_rows | own
+        return siblings(self._schedule, kernels, self._inside, self._sums_in, sources, alone)
 
     def _read(self, unit: Unit) -> set[FlatId]:
         return {w for *_, v in unit.reads for w in self._sources_of[v]}
@@ -426,22 +478,6 @@ class Traffic:
     def _kind(self, unit: Unit) -> str:
         """What compilers make of a unit's last operation; ports are views."""
         return self._program.instances[unit.root].signature.fusion
-
-
-def _adds_exponentials(signature: OperationSignature) -> bool:
-    """Whether a reduction needs the greatest of all that it adds up before it adds."""
-    return signature.fusion == "reduce" and any(
-        d.role == "reduce" and d.monoid == "logaddexp" for d in signature.index
-    )
-
-
-def _ends_in_sums(signature: OperationSignature) -> bool:
-    """Whether the dims that a reduction sums are the last ones of what it reads."""
-    summed = [
-        any(a and signature.index[d].role == "reduce" for d, a in enumerate(row))
-        for row in signature.inputs[0].matrix
-    ]
-    return summed == sorted(summed)
 
 
 def scattered_bytes(

@@ -2,8 +2,9 @@
 
 A plan's seconds are those of its kernels and copies, its bytes at a moment those of its arrays. So
 each way to run a unit, and each way in which a value is made, read and kept, adds what it adds
-whatever the rest does. That is told once for each by the certificate of a plan in which all else is
-replicated, and added up for all combinations, tens of thousands at a time. Nothing is left out but
+whatever the rest does, and so do two units that read a value in one kernel, or apart. That is told
+once for each by the certificate of a plan in which all else is replicated, and added up for all
+combinations, tens of thousands at a time. Nothing is left out but
 what plainly cannot be in the front: of ways of one unit (or to keep one value) that look the same
 from outside those that take no less at any moment than another; and sums that take more already
 than a plan that is known. Knows of the network no more than `brute.py` does.
@@ -23,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.moves import turned_for
+from tapestry_egg.extract.certify.moves import read_again, turned_for
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Refused
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -216,7 +217,7 @@ class Tables:
 
     def _of_unit(self, walk: Walk, u: int) -> Added:
         unit = self.schedule.units[u]
-        seconds = walk.kernel(unit).seconds
+        seconds = walk.kernel(unit).seconds - sum(w.seconds for w in read_again(walk, u))
         seconds += sum(walk.copy(m)[0] for m in walk.moves if m.inner and m.unit == u)
         change = np.zeros(self.moments + 1)
         for v, x in walk.held():
@@ -238,6 +239,26 @@ class Tables:
                 change[x.begin] += x.amount
                 change[x.end] -= x.amount
         return Added(seconds, np.cumsum(change)[:-1])
+
+    @cached_property
+    def apart(self) -> list[tuple[int, int, Floats]]:
+        """Two units that may read a value in one kernel, and the seconds that the second takes to
+        read it again, [options, options]."""
+        found = []
+        for u in range(len(self.schedule.units)):
+            for first in sorted({x.unit for x in self.ground.traffic.shared(u)}):
+                known: dict[object, float] = {}
+                table = np.zeros((len(self.ways[first].options), len(self.ways[u].options)))
+                for a, one in enumerate(self.ways[first].options):
+                    for b, other in enumerate(self.ways[u].options):
+                        reads = tuple(c.needs for c in (*one, *other))
+                        if reads not in known:
+                            walk = self.walked(self.but([first, u], [one, other]))
+                            again = read_again(walk, u, first)
+                            known[reads] = sum(w.seconds for w in again)
+                        table[a, b] = known[reads]
+                found.append((first, u, table))
+        return found
 
     @cached_property
     def keepings(self) -> list[Keeping]:
@@ -317,6 +338,8 @@ class Tables:
         for w, own in zip(self.ways, options, strict=True):
             seconds += w.seconds[own]
             held += w.bytes[own]
+        for one, other, table in self.apart:
+            seconds += table[options[one], options[other]]
         kept = np.zeros((0, len(numbers)), dtype=np.int64)  # [values so far, rows]
         for keeping in self.keepings:
             stays = _is_open(known, held.max(1), seconds)
@@ -366,6 +389,7 @@ class Tables:
         for _ in range(count):
             options = np.array([[rng.integers(len(w.options))] for w in self.ways])
             seconds = sum(float(w.seconds[o[0]]) for w, o in zip(self.ways, options, strict=True))
+            seconds += sum(float(t[options[a, 0], options[b, 0]]) for a, b, t in self.apart)
             held = np.zeros(self.moments)
             for w, o in zip(self.ways, options, strict=True):
                 held += w.bytes[o[0]]

@@ -131,6 +131,7 @@ OTHERS = [
     (jax.scipy.special.digamma, [array(8192, 8192)], 617),
     (lambda x: jax.lax.cumlogsumexp(x, 1), [array(4096, 4096)], 565),
     (lambda x: x.var(1), [array(8192, 8192)], 92),
+    (lambda x: (x + 1, x * 2), [array(8192, 8192)], 281),
     (
         lambda p, x: jax.lax.cond(p > 0, jnp.sin, jnp.cos, x),
         [array(dtype=I32), array(8192, 8192)],
