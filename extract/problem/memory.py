@@ -2,7 +2,8 @@
 
 What XLA's buffer assignment holds when the lowered plan runs in order: a value while it is read as
 it was produced, a copy while it is made and read; where collectives run beside kernels it is made
-from where it is issued (`schedule/issue_places.py`). Amounts are bytes of one device's block.
+from where it is issued (`extract/problem/issue_places.py`). Amounts are bytes of one device's
+block.
 
 A result that is not donated has a place of its own in which arrays no larger lie before it is made,
 one at a time (`extract/certify/results.py`). Which do depends on all choices together, and memory
@@ -26,12 +27,12 @@ from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tiles import stored_bytes
-from tapestry_egg.schedule.issue_places import IssuePlaces
 from tapestry_egg.schedule.lifetimes import constrained_source, left_as_results, lifetimes
 from tapestry_egg.schedule.lying import LEAST_PLACE, made_straight, read_straight, window_dims
 from tapestry_egg.schedule.schedules import Schedule
 
 from .columns import Columns, Wanted
+from .issue_places import IssuePlaces
 from .problem import Floats, Ints, Use
 
 # So many sizes are counted with. Of the loss and gradients of a GPT-2 (two layers) on eight devices

@@ -1,8 +1,8 @@
 """Spans: to which events of the timeline the seconds of rows and pairs belong.
 
 What a kernel takes is its unit's; what a copy takes over links is the event of its window
-(`schedule/issue_places.py`), and what it takes within a device is the unit's beside which it is
-made.
+(`extract/problem/issue_places.py`), and what it takes within a device is the unit's beside which it
+is made.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import numpy as np
 from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.joiner import UnitRows
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.schedule.issue_places import IssuePlaces, Window
 
 from .columns import Columns, Wanted
+from .issue_places import IssuePlaces, Window
 from .problem import Floats, Ints, Pair, Span, Variable
 from .timeline import Events, Timeline
 

@@ -7,9 +7,9 @@ results are then live at once. So each large kernel waits for the large results 
 pass through one optimization barrier. The barrier moves nothing; it is dropped after scheduling.
 
 Where a plan counts on collectives that run beside kernels, they are left the windows that it
-promises (`schedule/issue_places.py`): what a kernel collects may be on its way once the large
-kernel before it may begin, what combines partial values as soon as these are there, and what leaves
-while the next large kernels run.
+promises (`extract/problem/issue_places.py`): what a kernel collects may be on its way once the
+large kernel before it may begin, what combines partial values as soon as these are there, and
+what leaves while the next large kernels run.
 """
 
 from __future__ import annotations

@@ -20,8 +20,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 
 from tapestry_egg.graph.ids import FlatId
-
-from .schedules import Schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 
 @dataclass(frozen=True, slots=True)
