@@ -11,7 +11,9 @@ from tapestry_egg.plans.plan import RuleStep
 
 from .patches import Patches, Path, Places
 
-#: A form must save this share of the program's seconds on one device.
+#: A form must save this share of the program's seconds on one device. With 0 the fronts of three
+#: models on h100:8 (while_loop, convnet, moe) have the same fastest plans, and took 7 to 40 % more
+#: time of the processor.
 LEAST_GAIN = 0.02
 
 
