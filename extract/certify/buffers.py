@@ -246,7 +246,7 @@ class Lives:
             carried = root.port == "carry" and v == root.outputs[-1]
             read = {root.inputs[0]} if carried else set()
         elif root.signature.fusion == "loop":
-            read = set(self._fused.aligned[u])
+            read = set(self._fused.aligned[u] - self._fused.aliased)
         else:
             read = {root.inputs[p] for p in root.signature.initial}
         types = self.program.types

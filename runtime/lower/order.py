@@ -32,8 +32,8 @@ from tapestry_egg.plans.fetch import Fetch, produced_layouts
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram, flatten
 from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.own_arrays import self_compared
 from tapestry_egg.schedule.schedules import Schedule, operation_groups, schedule
-from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.schedule.units import Unit, fuse, is_view
 from tapestry_egg.schedule.value_numbers import ValueNumbers
 

@@ -411,7 +411,8 @@ class _Lives:
         if root.port:
             return {root.inputs[0]} if root.port == "carry" and v == root.outputs[-1] else set()
         loop = root.signature.fusion == "loop"
-        read = self.fusion.aligned[u] if loop else {root.inputs[p] for p in root.signature.initial}
+        begun = {root.inputs[p] for p in root.signature.initial}
+        read = self.fusion.aligned[u] - self.fusion.aliased if loop else begun
         like = types[v].shape, types[v].dtype
         return {w for w in read if (types[w].shape, types[w].dtype) == like}
 

@@ -20,9 +20,9 @@ from tapestry_egg.runtime.lower.lower import LocalBody
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.inlining import fusion, read_by_products
 from tapestry_egg.schedule.lying import renewed, turned_in_loops
+from tapestry_egg.schedule.own_arrays import stored_once
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, schedule
-from tapestry_egg.schedule.self_compared import stored_once
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import random_plan
 from tests.schedule.other_names import add_under_other_names, apart, under_other_names

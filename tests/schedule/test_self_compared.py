@@ -15,8 +15,8 @@ import tapestry_egg as te
 from tapestry_egg.rewrite.recomputation.checkpoints import Flow
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.own_arrays import self_compared
 from tapestry_egg.schedule.schedules import scheduled
-from tapestry_egg.schedule.self_compared import self_compared
 
 X, Y = (jax.ShapeDtypeStruct((64, 128), "float32"),) * 2
 

@@ -25,8 +25,8 @@ from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.own_arrays import self_compared
 from tapestry_egg.schedule.schedules import Schedule, scheduled
-from tapestry_egg.schedule.self_compared import self_compared
 from tapestry_egg.schedule.traffic import Traffic
 from tapestry_egg.schedule.units import is_view
 from tapestry_egg.tracing.plain import handles_in
