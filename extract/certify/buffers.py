@@ -23,7 +23,8 @@ from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
-from .results import Leaving, change_order, leaving
+from .passed_on import PassedOn
+from .results import Leaving, doubled, leaving
 from .verdict import Buffer, Copied
 
 _LEAVING = ("state", "output")
@@ -118,7 +119,9 @@ class Lives:
                 begin = self.leaving[v].until  # what it is made of waits for the others
                 found.append(Buffer(begin, max(begin, at + 1), size(have), have))
             found.append(Buffer(c.begin, at + 1, making, c.need, "making"))
-            if not c.kept and self._root(self.schedule.units[c.units[0]]).port == "state":
+            u = c.units[0]
+            state = self._root(self.schedule.units[u]).port == "state"
+            if not c.kept and state and (u, v) not in self._doubled:
                 continue
             found.append(Buffer(at + 1, max(stop, at + 1), whole, c.need, "copy"))
         return found
@@ -310,7 +313,7 @@ class Lives:
             last = max(last, self.read(u, v))
             unit = self.schedule.units[u]
             port = self._root(unit).port
-            if port == "output":
+            if port == "output" or self._passed.waits(u):
                 return self.end
             if port == "invariant" or self._passes_on(u):
                 last = max(last, *(self._read_last(w) for w in unit.outputs))
@@ -367,7 +370,7 @@ class Lives:
     def copy_end(self, u: int, v: int) -> int:
         """Before which tick a copy of v that unit u reads is gone."""
         root = self._root(self.schedule.units[u])
-        if root.port == "output":
+        if root.port == "output" or (root.port == "state" and (u, v) in self._doubled):
             return self.end
         return min(self.through(u, v) + 2, self.end)
 
@@ -425,26 +428,11 @@ class Lives:
 
     @cached_property
     def _doubled(self) -> set[tuple[int, int]]:
-        """Outputs, unit and value, whose memory is that of an argument or leaves otherwise, too; or
-        what a loop has turned; and new states that are what enters with its dims turned."""
-        inputs = (x for x in self.schedule.units if self._root(x).port == "input")
-        taken = {v for unit in inputs for v in unit.outputs}
-        found: set[tuple[int, int]] = set()
-        for u, unit in enumerate(self.schedule.units):
-            if self._root(unit).port not in _LEAVING:
-                continue
-            ((*_, v),) = unit.reads
-            w, views = v, list[Instance]()
-            while self._is_view(self.maker[w]):
-                made = self.schedule.units[self.maker[w]]
-                views += [self.program.instances[i] for i in reversed(made.members)]
-                w = next(source for *_, source in made.reads)
-            enters = self._root(self.schedule.units[self.maker[w]]).port in ("input", "state")
-            new, rank = self._root(unit).port == "state", len(self.program.types[v].shape)
-            if enters and change_order(views, rank) if new else w in taken | self._turned:
-                found.add((u, v))
-            taken.add(w)
-        return found
+        return doubled(self, self._passed, self._turned)
+
+    @cached_property
+    def _passed(self) -> PassedOn:
+        return PassedOn(self.schedule, self.maker)
 
     @cached_property
     def _fused(self) -> Fusion:

@@ -21,6 +21,7 @@ from tapestry_egg.schedule.schedules import Schedule
 
 if TYPE_CHECKING:
     from .buffers import Lives
+    from .passed_on import PassedOn
     from .verdict import Buffer
 
 
@@ -148,3 +149,32 @@ def change_order(views: Sequence[Instance], rank: int) -> bool:
             return True
         place = [order[d] for d in place]
     return place != sorted(place)
+
+
+def doubled(lives: Lives, passed: PassedOn, turned: Collection[int]) -> set[tuple[int, int]]:
+    """Outputs, unit and value, whose memory is that of an argument or leaves otherwise, too; or
+    what a loop has turned; and new states that are what enters with its dims turned, or that
+    change places with others, one for all."""
+    inputs = (x for x in lives.schedule.units if lives.program.instances[x.root].port == "input")
+    taken = {v for unit in inputs for v in unit.outputs}
+    found: set[tuple[int, int]] = set()
+    for u, unit in enumerate(lives.schedule.units):
+        if _root(lives, u).port not in ("state", "output"):
+            continue
+        ((*_, v),) = unit.reads
+        w, views = v, list[Instance]()
+        while _is_view(lives, lives.maker[w]):
+            made = lives.schedule.units[lives.maker[w]]
+            views += [lives.program.instances[i] for i in reversed(made.members)]
+            w = next(source for *_, source in made.reads)
+        enters = _root(lives, lives.maker[w]).port in ("input", "state")
+        new, rank = _root(lives, u).port == "state", len(lives.program.types[v].shape)
+        if enters and change_order(views, rank) if new else w in {*taken, *turned}:
+            found.add((u, v))
+        taken.add(w)
+        old = _root(lives, lives.maker[w])
+        if not new and old.port == "state" and passed.overwritten(w):
+            found.add((u, v))
+    if (first := passed.changes_first()) is not None:
+        found.add((first, _root(lives, first).inputs[0]))
+    return found

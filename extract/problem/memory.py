@@ -272,8 +272,9 @@ class Memory:
         wanted: Wanted,
     ) -> list[Use]:
         table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
-        # A copy of a new state is made in the old one's place.
+        # A copy of a new state is made in the old one's place, where that is free by then.
         state = self.program.instances[self.schedule.units[reader].root].port == "state"
+        state = state and (reader, v) not in self.lives.copied
         straight, made = self.turns(reader, v)
         copy_ends = self._copy_ends(reader, v)
         stays = bool(count.above) and copy_ends >= self.times
@@ -457,7 +458,7 @@ class Memory:
     def _copy_ends(self, reader: int, v: int) -> int:
         """Before which tick a copy that a unit reads is no longer in memory."""
         root = self.program.instances[self.schedule.units[reader].root]
-        if root.port == "output":
+        if root.port == "output" or (root.port == "state" and (reader, v) in self.lives.copied):
             return self.times
         return min(self.lives.reads_until[reader, v] + 2, self.times)
 

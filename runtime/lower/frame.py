@@ -54,6 +54,8 @@ class Frame:
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
     #: by identity, arrays that are kept here, and each behind the last barrier of its own
     behind: dict[int, tuple[jax.Array, jax.Array]] = field(default_factory=dict)
+    #: per update that a product's kernel makes, the states that it reads
+    old: dict[int, dict[int, jax.Array]] = field(default_factory=dict)
 
     def enter(self, region: int | None, k: int) -> None:
         """Begin operation k, of a checkpoint region (or of none).
@@ -142,7 +144,7 @@ class Frame:
     def _alive(self, k: int) -> tuple[int, ...]:
         """The value computed last that is in memory and that operation k or a later one reads."""
         for u in reversed(self.made_by):
-            if u in self.local.stored and self.local.last_read.get(u, -1) >= k:
+            if u in self.local.left_in_memory and self.local.last_read.get(u, -1) >= k:
                 return (u,)
         return ()
 
@@ -323,18 +325,45 @@ class Frame:
             operands[p] = Turned(self.produced[graph.operations[by].inputs[0]], order)
         return operands
 
-    def not_before(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
-        """Operands of operation k, not available before what was computed last before it.
+    def not_before(
+        self, k: int, operands: list[jax.Array], which: Sequence[int]
+    ) -> list[jax.Array]:
+        """Operands of operation k, `which` of them not available before what was computed last
+        before it.
 
         XLA fills arrays that need nothing at once, several in one kernel at the program's start,
         and then holds all of them until the last is read.
         """
         alive = self._alive(k)
-        if not alive:
+        if not alive or not which:
             return operands
-        late, waited = barrier((operands, {u: self.produced[u] for u in alive}))
+        kept = {u: self.produced[u] for u in alive}
+        late, waited = barrier(([operands[p] for p in which], kept))
         self._renew(waited, k)
-        return list(late)
+        found = list(operands)
+        for p, x in zip(which, late, strict=True):
+            found[p] = x
+        return found
+
+    def hold_back(self, k: int) -> None:
+        """Put states that the kernel of product k renews behind what is in memory before it."""
+        for update in self.local.within_products.get(k, ()):
+            inputs = self.local.body.graph.operations[update].inputs
+            alive = {u: self.produced[u] for u in self._alive(k)}
+            old = {v: self.produced[v] for v in {inputs[p] for p in self.local.updates[update]}}
+            if alive:
+                old, alive = barrier((old, alive))
+                self._renew(alive, k)
+            self.old[update] = old
+
+    def update(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
+        """Operands of operation k, the state that it renews not available before what was computed
+        last before it, or before the kernel that it is in."""
+        which = self.local.updates[k]
+        if k not in self.old:
+            return self.not_before(k, operands, which)
+        inputs, old = self.local.body.graph.operations[k].inputs, self.old.pop(k)
+        return [old[inputs[p]] if p in which else x for p, x in enumerate(operands)]
 
     def _in_turn(self, k: int, sources: list[jax.Array]) -> list[jax.Array]:
         """What is sent together before operation k, not before what was computed last, and what the

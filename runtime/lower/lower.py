@@ -37,6 +37,7 @@ from .order import (
     SMALL,
     Tie,
     fills,
+    goes_on_from,
     last_reads,
     made_for_all,
     made_of_larger,
@@ -346,11 +347,31 @@ class LocalBody:
         return found
 
     @cached_property
-    def updates(self) -> frozenset[int]:
+    def updates(self) -> dict[int, tuple[int, ...]]:
         """Operations that compute a new state of the old one, large ones, where the compiler would
-        turn the old one for them at once, and hold that until then."""
+        turn the old one for them at once, and hold that until then: by which operands they read
+        it."""
         given = self.body, self.signatures, self.states, self.mesh
-        return updates(*given) if self.platform == "tpu" else frozenset()
+        return updates(*given) if self.platform == "tpu" else {}
+
+    @cached_property
+    def within_products(self) -> dict[int, tuple[int, ...]]:
+        """Updates that the kernels of products make, by the first of these, where they read the
+        state as it lies: nothing can come between such a product and its update."""
+        graph, found = self.body.graph, dict[int, tuple[int, ...]]()
+        for k, places in self.updates.items():
+            first = goes_on_from(graph, self.signatures, k, self.left_in_memory)
+            there = all(self.reads[k][p].origin == "produced" for p in places)
+            plain = all(graph.operations[j].remat is None for j in (first, k))
+            if first < k and there and plain:
+                found[first] = (*found.get(first, ()), k)
+        return found
+
+    @cached_property
+    def left_in_memory(self) -> frozenset[int]:
+        """Values that are in memory when a state may be read for its update: no result of a product
+        that the product's own kernel goes on with. A barrier on such a one would store it."""
+        return stored(self.body.graph, self.reads, self.fusing, self.platform == "tpu")
 
     def _in_runs(self, k: int) -> bool:
         """Whether operation k transposes what has slices in runs that are worth reading."""
@@ -438,9 +459,12 @@ class LocalBody:
                 frame.enter(op.remat, k)
                 frame.wait(k)
                 frame.repeat(k)
+                frame.hold_back(k)
                 operands = frame.operands(k)
-                if k in self.fills or k in self.updates:
-                    operands = frame.not_before(k, operands)
+                if k in self.fills:
+                    operands = frame.not_before(k, operands, range(len(operands)))
+                elif k in self.updates:
+                    operands = frame.update(k, operands)
                 strategy = self.body.strategies[k]
                 if k in self.turned and op.remat is None:
                     operands = frame.turned(k, operands)

@@ -175,13 +175,19 @@ def written_late(
     return tuple(found) if late and len(found) > 1 else ()
 
 
-def stored(graph: BlockGraph, reads: Reads, fusing: FusionCosts | None = None) -> frozenset[int]:
-    """Values of a graph that kernels write to memory, by the schedule's model of fusion; not zeros
-    into which sums are scattered only to be added to something, as they are: XLA scatters into
-    that, if it sees that they are zeros."""
+def stored(
+    graph: BlockGraph,
+    reads: Reads,
+    fusing: FusionCosts | None = None,
+    epilogues: bool = False,
+) -> frozenset[int]:
+    """Values of a graph that kernels write to memory, by the schedule's model of fusion, that of a
+    target with `epilogues` where these are asked for; not zeros into which sums are scattered only
+    to be added to something, as they are: XLA scatters into that, if it sees that they are zeros.
+    """
     plan = schedule(flatten(graph, {}))
     number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
-    within = fusion(plan, costs=fusing).within
+    within = fusion(plan, epilogues, fusing).within
     found = {
         number[v]
         for unit, inside in zip(plan.units, within, strict=True)
@@ -427,9 +433,9 @@ def updates(
     signatures: Sequence[OperationSignature],
     states: Collection[int],
     mesh: MeshShape,
-) -> frozenset[int]:
+) -> dict[int, tuple[int, ...]]:
     """Operations that go element by element over a large state, an input at one of the places
-    `states`, and do not round it for a product."""
+    `states`, and do not round it for a product: which of their operands such states are."""
     graph = body.graph
 
     def local(k: int) -> int:
@@ -437,12 +443,35 @@ def updates(
         return TensorType(body.inputs[k].local_shape(type_.shape, mesh), type_.dtype).nbytes
 
     state = {graph.inputs[k] for k in states if local(k) >= SMALL}
-    return frozenset(
-        k
+    return {
+        k: tuple(p for p, v in enumerate(op.inputs) if v in state)
         for k, (op, own) in enumerate(zip(graph.operations, signatures, strict=True))
         if own.fusion == "loop" and op.kernel != "round_operand"
         if not state.isdisjoint(op.inputs)
-    )
+    }
+
+
+def goes_on_from(
+    graph: BlockGraph, signatures: Sequence[OperationSignature], k: int, in_memory: Collection[int]
+) -> int:
+    """Where the kernel of a product begins that goes on with operation k, as between the two
+    nothing is `in_memory`: with what it computes of its operands. Itself, where none does."""
+    maker = {v: j for j, op in enumerate(graph.operations[:k]) for v in op.outputs}
+    found, stack, seen = k, [(k, False)], {k}
+    while stack:
+        at, below = stack.pop()
+        for v in graph.operations[at].inputs:
+            j = maker.get(v)
+            if j is None or v in in_memory or j in seen:
+                continue
+            product = signatures[j].fusion == "kernel"
+            if product and below:
+                continue
+            seen.add(j)
+            stack.append((j, below or product))
+            if product or below:
+                found = min(found, j)
+    return found
 
 
 def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:

@@ -22,6 +22,9 @@ instruction that defines it to its last reader, and
   to where nothing is read any more it is copied at once, and read there. Carries that change places
   take one array beside, one that gets a view of an old value that of the view;
 - a result that is an argument, or another result too, is copied at the end;
+- a new state that is another's old value is copied to its place once nothing reads there any more
+  (xla/service/copy_insertion.cc: AddCopiesForAliasedInputOutputs): at once where
+  nothing does, else at the end. States that change places take one array beside, as carries do;
 - views are bitcasts, and what every reader computes for itself (`schedule.fusion`) never exists:
   both keep alive what they read.
 """
@@ -37,6 +40,7 @@ from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
 from .lying import cut_inside, renewed, turned_in_loops
+from .passing import Passing, viewed
 from .schedules import Schedule
 from .units import is_view
 
@@ -88,6 +92,7 @@ class _Lives:
         self.turned = turned_in_loops(schedule, epilogues)
         self.renewed = renewed(schedule, epilogues)
         self.inside = cut_inside(schedule, self.fusion, epilogues)
+        self.passing = Passing(schedule)
 
     def build(self) -> Lifetimes:
         self._make()
@@ -264,6 +269,10 @@ class _Lives:
             found.update((u, v) for u, v in again if root[u] == "output")
             if given in ("input", "state"):
                 found.update((u, v) for u, v in ends if root[u] == "state" and self._is_turned(v))
+            if given == "state" and self.passing.is_given_another(source):
+                found.update((u, v) for u, v in ends if root[u] == "output")
+        if (first := self.passing.first_of_ring()) is not None:
+            found.add((first, self.schedule.units[first].reads[0][2]))
         return frozenset(found)
 
     def _is_turned(self, v: FlatId) -> bool:
@@ -315,14 +324,13 @@ class _Lives:
         return found
 
     def _viewed(self, v: FlatId) -> FlatId:
-        """What a view is of in the end; any other value is itself."""
-        while True:
-            unit = self.schedule.units[self.schedule.producer[v]]
-            if not is_view(self.program, unit):
-                return v
-            v = unit.reads[0][2]
+        return viewed(self.schedule, v)
 
     def _boundary(self) -> None:
+        for u, source in self.passing.sources.items():
+            if not self.passing.is_left_alone(u):
+                old = self.program.instances[self.schedule.units[source].root].outputs[0]
+                self.last[old] = self.end
         for unit in self.schedule.units:
             root = self.program.instances[unit.root]
             if root.port == "state":

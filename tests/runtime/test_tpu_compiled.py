@@ -229,3 +229,27 @@ def test_the_fastest_plan_s_peak_is_what_the_compiler_holds(devices: Sequence[An
     stats = hlo_stats(lowered.compile(compiler_options={"xla_msa_enable": "false"}))
     assert stats.reported_peak_bytes is not None
     assert 0.9 < stats.reported_peak_bytes / front[0].costs.peak_bytes < 1.1
+
+
+SGD = {
+    "one step": (lambda w, x: w - 0.1 * (x @ x), 1, 2),
+    "with momentum": (lambda w, m, x: (w - (new := 0.9 * m + x @ x), new), 2, 3),
+    "turned beside": (lambda w, a, x: (w - 0.1 * (x @ x), a.T), 2, 4),
+}
+
+
+@pytest.mark.parametrize("name", SGD)
+def test_the_kernel_of_a_gradient_goes_on_with_its_update(
+    devices: Sequence[Any], name: str
+) -> None:
+    """A state that waits for its gradient would have that stored, and another array held."""
+    fn, states, arrays = SGD[name]
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    donated = tuple(range(states))
+    program = te.trace(fn, *[square] * (states + 1), donate_argnums=donated)
+    settings = Settings(work=0.1, front=False, workers=1)
+    plan = te.optimize(program, "v5e:1", settings=settings).best()
+    lowered = te.compile(plan, devices[:1]).lower()
+    stats = hlo_stats(lowered.compile(compiler_options={"xla_msa_enable": "false"}))
+    assert plan.costs.peak_bytes == pytest.approx(arrays * square.size * 4, rel=0.01)
+    assert stats.reported_peak_bytes == pytest.approx(plan.costs.peak_bytes, rel=0.01)
