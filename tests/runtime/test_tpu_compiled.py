@@ -253,3 +253,25 @@ def test_the_kernel_of_a_gradient_goes_on_with_its_update(
     stats = hlo_stats(lowered.compile(compiler_options={"xla_msa_enable": "false"}))
     assert plan.costs.peak_bytes == pytest.approx(arrays * square.size * 4, rel=0.01)
     assert stats.reported_peak_bytes == pytest.approx(plan.costs.peak_bytes, rel=0.01)
+
+
+SORTS = {
+    "columns": (lambda x: jnp.sort(x, 0), (), 3),
+    "columns in place": (lambda x: jnp.sort(x, 0), (0,), 3),
+    "what a kernel made": (lambda x: jnp.sort(jnp.tanh(x) @ x, 1), (), 4),
+    "not stable, in place": (lambda x: jax.lax.sort(x, is_stable=False), (0,), 2),
+    "places": (lambda x: jnp.argsort(x, 1), (), 4),
+}
+
+
+@pytest.mark.parametrize("name", SORTS)
+def test_a_stable_sort_of_one_array_takes_places_with_it(devices: Sequence[Any], name: str) -> None:
+    fn, donated, arrays = SORTS[name]
+    square = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    program = te.trace(fn, square, donate_argnums=donated)
+    settings = Settings(work=0.1, front=False, workers=1)
+    plan = te.optimize(program, "v5e:1", settings=settings).best()
+    lowered = te.compile(plan, devices[:1]).lower()
+    stats = hlo_stats(lowered.compile(compiler_options={"xla_msa_enable": "false"}))
+    assert plan.costs.peak_bytes == pytest.approx(arrays * square.size * 4, rel=0.01)
+    assert stats.reported_peak_bytes == pytest.approx(plan.costs.peak_bytes, rel=0.01)
