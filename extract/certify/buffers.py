@@ -23,8 +23,7 @@ from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
-from .passed_on import PassedOn
-from .results import Leaving, doubled, leaving
+from .results import Leaving, PassedOn, doubled, leaving
 from .verdict import Buffer, Copied
 
 _LEAVING = ("state", "output")

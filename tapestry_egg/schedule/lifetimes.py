@@ -39,8 +39,7 @@ from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .inlining import Fusion, fusion
-from .lying import cut_inside, renewed, turned_in_loops
-from .passing import Passing, viewed
+from .lying import Passing, cut_inside, renewed, turned_in_loops, viewed
 from .schedules import Schedule
 from .units import is_view
 
