@@ -54,6 +54,6 @@ def test_a_form_that_another_beats_in_seconds_and_memory_is_not_searched(
         for n in forms
     ]
     searched = fused_forms._undominated(
-        [Form(replace(graph, name="given")), *found], load_target("h100:1")
+        [Form(replace(graph, name="given")), *found], (), load_target("h100:1")
     )
     assert [f.graph.name for f in searched] == ["given", *left]
