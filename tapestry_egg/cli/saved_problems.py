@@ -16,6 +16,7 @@ from tapestry_egg.atomic import write_atomic
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
 from tapestry_egg.machine.objectives import OBJECTIVES
+from tapestry_egg.pipeline import fronts
 from tapestry_egg.pipeline.patching import whole
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.question import read_question
@@ -39,8 +40,9 @@ def problems_of(
 ) -> Iterator[tuple[str, Problem]]:
     """The problems that `optimize` would search for a program on a target, with a name for each.
 
-    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 2`. Raises what
-    `optimize` raises.
+    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 2`. Nothing is searched
+    for it, so that those are not among them which hold what lies near plans that a search has
+    found. Raises what `optimize` raises.
     """
     question = read_question(
         graph,
@@ -51,8 +53,8 @@ def problems_of(
         settings=settings or Settings(),
         tell=on_progress,
     )
-    until = max(k for k, each in enumerate(PASSES) if "problems" in each.makes)
-    done, _ = run_passes(State(question), PASSES[: until + 1])
+    before = [each.run for each in PASSES].index(fronts.search_problems)
+    done, _ = run_passes(State(question), PASSES[:before])
     for k, posed in enumerate(whole(done.problems, done.patched)):
         yield done.at(k), posed.problem
 

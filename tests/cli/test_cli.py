@@ -124,7 +124,8 @@ def test_snapshots_of_a_program_have_its_fastest_plan(
 ) -> None:
     from tapestry_egg.extract.__main__ import main as extract
 
-    assert run("problem", work / "mlp.json", "-t", "cpu:2", "-o", tmp_path, "-q") == 0
+    assert run("problem", work / "mlp.json", "-t", "cpu:2", "-o", tmp_path) == 0
+    assert "pose_problems" in run.err and "search" not in run.err
     files = run.out.split()
     assert files and all(name.endswith(".problem.json.gz") for name in files)
     assert extract([*files, "--seconds", "5", "--json"]) == 0
