@@ -123,12 +123,12 @@ def accuracy(
         mine = [k for k, n in enumerate(names) if n == name]
         exact = [_wide(reference[k]) for k in mine]
         once = [_wide(original[k]) for k in mine]
-        # What the original overflows to, or is no number of, is asked of no plan.
-        judged = [np.isfinite(x) | _same(r, x) for r, x in zip(exact, once, strict=True)]
         floor = max((_ulp(np.asarray(original[k]).dtype) for k in mine), default=0.0)
+        these = [_wide(plan[k]) for k in mine]
+        judged = [_judged(r, x) for r, x in zip(exact, once, strict=True)]
         errors = [
-            _error(*([y[at] for y, at in zip(x, judged, strict=True)] for x in (exact, these)))
-            for these in (once, [_wide(plan[k]) for k in mine])
+            _error(*([y[at] for y, at in zip(x, judged, strict=True)] for x in (exact, given)))
+            for given in (once, these)
         ]
         found.append(Accuracy(name, errors[0], errors[1], ALLOWED * max(errors[0], floor)))
     return tuple(found)
@@ -142,7 +142,14 @@ def _ulp(dtype: Any) -> float:
 
 def _wide(x: Any) -> np.ndarray:
     x = np.asarray(x)
-    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64)
+    return x.astype(np.complex128 if np.iscomplexobj(x) else np.float64, copy=False)
+
+
+def _judged(exact: np.ndarray, once: np.ndarray) -> Any:
+    """Where a plan is judged: what the original overflows to, or is no number of, is asked of no
+    plan."""
+    finite = np.isfinite(once)
+    return ... if finite.all() else finite | _same(exact, once)
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -153,8 +160,13 @@ def _same(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def _error(reference: Sequence[np.ndarray], found: Sequence[np.ndarray]) -> float:
     off = scale = 0.0
     for r, x in zip(reference, found, strict=True):
-        other = ~_same(r, x)
-        apart = np.abs(x[other] - r[other])
-        off += float(np.sum(np.where(np.isnan(apart), np.inf, apart) ** 2))
-        scale += float(np.sum(np.abs(r[np.isfinite(r)]) ** 2))
+        with np.errstate(invalid="ignore"):  # infinities apart from infinities
+            apart = np.ravel(x - r)
+        if not np.isfinite(apart).all():
+            other = ~_same(r, x)
+            apart = np.abs(x[other] - r[other])
+            apart, r = np.where(np.isnan(apart), np.inf, apart), r[np.isfinite(r)]
+        r = np.ravel(r)
+        off += float(np.vdot(apart, apart).real)
+        scale += float(np.vdot(r, r).real)
     return float(np.sqrt(off) / np.sqrt(scale)) if scale else float(np.sqrt(off))

@@ -21,43 +21,35 @@ def plan_schedule(body: BodyPlan, feedback: Mapping[int, int]) -> Schedule:
     Raises PlanError where copies that are made by one collective wait for each other, or are none.
     """
     program = flatten(body.graph, dict(feedback))
-    return schedule(program, _together(program, _waiting(body, body.merged)))
+    waiting = _waiting(body, body.merged)[1] if body.merged else ()
+    return schedule(program, _together(program, waiting))
 
 
 #: Copies that are sent at once: each value's number in the graph, and the operations that take it.
 _Takers = Sequence[Sequence[tuple[int, tuple[int, ...]]]]
 
 
-def _takers(body: BodyPlan, merged: Sequence[Merged]) -> _Takers:
-    """Who takes copies that are made by one collective."""
-    if not merged:
-        return ()
+def _waiting(body: BodyPlan, merged: Sequence[Merged]) -> tuple[_Takers, _Takers]:
+    """Who takes copies that are made by one collective; and who comes after these: who takes them,
+    and of values with a kept one all readers, as it is there for each that might take it."""
     found: dict[tuple[int, Layout, int], list[int]] = {}
+    readers: dict[int, set[int]] = {}
+    kept: set[tuple[int, Layout, int]] = set()
     for k, reads in enumerate(fetches(body)):
         for f in reads:
             found.setdefault(f.key, []).append(k)
+            readers.setdefault(f.value, set()).add(k)
+            if f.keep:
+                kept.add(f.key)
     missing = [key for members in merged for key in members if key not in found]
     if missing:
         raise PlanError(f"value {missing[0][0]} has no such copy", where=body.graph.name)
-    return [[(key[0], tuple(found[key])) for key in members] for members in merged]
-
-
-def _waiting(body: BodyPlan, merged: Sequence[Merged]) -> _Takers:
-    """Who comes after such copies: who takes them, and of values with a kept one all readers, as it
-    is there for each that might take it."""
-    reads = fetches(body) if merged else ()
-    kept = {f.key for own in reads for f in own if f.keep}
-    readers: dict[int, set[int]] = {}
-    for k, own in enumerate(reads):
-        for f in own:
-            readers.setdefault(f.value, set()).add(k)
-    return [
-        [
-            (v, tuple(sorted(readers[v])) if key in kept else taken)
-            for key, (v, taken) in zip(members, takers, strict=True)
-        ]
-        for members, takers in zip(merged, _takers(body, merged), strict=True)
+    takers = [[(key[0], tuple(found[key])) for key in members] for members in merged]
+    waiting = [
+        [(key[0], tuple(sorted(readers[key[0]]) if key in kept else found[key])) for key in members]
+        for members in merged
     ]
+    return takers, waiting
 
 
 def _together(program: FlatProgram, takers: _Takers) -> list[list[tuple[FlatId, tuple[int, ...]]]]:
@@ -75,7 +67,8 @@ def with_merged(
     where some of these are made from what takes others, and where effects would change places.
     """
     program = flatten(body.graph, dict(feedback))
-    order = order_of(program, _together(program, _waiting(body, merged)))
+    takers, waiting = _waiting(body, merged)
+    order = order_of(program, _together(program, waiting))
     effects = [k for k in order if body.graph.operations[k].effectful]
     if effects != sorted(effects):
         raise PlanError("what has an effect would run in another order")
@@ -92,7 +85,7 @@ def with_merged(
     )
     takers, waiting = (
         [[(v, tuple(sorted(place[k] for k in ks))) for v, ks in own] for own in found]
-        for found in (_takers(body, merged), _waiting(body, merged))
+        for found in (takers, waiting)
     )
     program = flatten(graph, dict(feedback))
     found = schedule(program, _together(program, waiting))
