@@ -76,13 +76,16 @@ def choices_of(layers: int, size: Size) -> UnitChoices:
 
 
 def costing_seconds(layers: int) -> float:
-    """Seconds in which the strategies of a step are joined to rows and priced, once derived."""
+    """Seconds in which the strategies of a step are joined to rows and priced, once derived, with
+    the garbage collector as `optimize` has it."""
+    from tapestry_egg.collector import rarely_collected
     from tapestry_egg.extract.choices.unit_choices import unit_choices
 
     step = derived(layers, Size())
-    begin = time.perf_counter()
-    unit_choices(*step)
-    return time.perf_counter() - begin
+    with rarely_collected():
+        begin = time.perf_counter()
+        unit_choices(*step)
+        return time.perf_counter() - begin
 
 
 def alpa(choices: UnitChoices) -> Problem:
