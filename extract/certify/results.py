@@ -173,7 +173,7 @@ def doubled(lives: Lives, passed: PassedOn, turned: Collection[int]) -> set[tupl
             w = next(source for *_, source in made.reads)
         enters = _root(lives, lives.maker[w]).port in ("input", "state")
         new, rank = _root(lives, u).port == "state", len(lives.program.types[v].shape)
-        if enters and change_order(views, rank) if new else w in {*taken, *turned}:
+        if enters and change_order(views, rank) if new else w in taken or w in turned:
             found.add((u, v))
         taken.add(w)
         old = _root(lives, lives.maker[w])

@@ -8,13 +8,13 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.machine.tiles import Tiles, stored_bytes, tight_order
 from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.fetch import Fetch, group_of
 from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.runtime.lower.kernels.kernels import signed
 
+from .laid import barrier, in_order
 from .order import BESIDE, SMALL
 from .regions import NOT_FAILED, Stacks, Turned
 
@@ -460,42 +460,3 @@ class Frame:
             u = max(alive, key=self.made_by.__getitem__)
             return self._store("produced", u), u
         return None
-
-
-def barrier(tree: Any) -> Any:
-    """`lax.optimization_barrier` of a pytree of arrays; of nothing, nothing."""
-    import jax
-
-    return jax.lax.optimization_barrier(tree) if jax.tree.leaves(tree) else tree
-
-
-def in_order(x: jax.Array) -> jax.Array:
-    """An array, written once with its dims in order.
-
-    XLA for GPUs gathers along the dim that lies outermost, and lays all that is computed of it
-    element by element in the same way. Where convolutions are on the way, which take dims in order,
-    it holds what they read and leave in both.
-    """
-    return barrier(laid_in_order(x))
-
-
-def laid_tight(x: Any, tiles: Tiles) -> Any:
-    """A stack that its compiler lays so that tiles pad it least; keys of random numbers, and stacks
-    that are taken from what they are a transposition of, as they are."""
-    import jax
-
-    if isinstance(x, Turned) or jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        return x
-    order = tight_order(x.shape, x.dtype.itemsize, tiles)
-    return laid_in_order(x, order) if order else x
-
-
-def turned_back(x: jax.Array, tiles: Tiles) -> jax.Array:
-    """A table to which rows were added, with lanes along its columns, as it is padded least. What
-    is computed of it element by element, and states with it, else lies as it was added to."""
-    if x.ndim != 2:
-        return x
-    shape, size = x.shape, x.dtype.itemsize
-    if stored_bytes(shape, size, tiles) == stored_bytes(shape, size, tiles, windows=(0,)):
-        return x
-    return barrier(laid_in_order(x, (1, 0)))

@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
@@ -30,14 +29,14 @@ from tapestry_egg.schedule.lying import (
     renewed_outputs,
 )
 
-from .frame import Frame, laid_tight, turned_back
+from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
-from .operands import turned_beside_computed
+from .laid import laid_tight, turned_back
+from .operands import turned_beside_computed, turned_slices
 from .order import (
     SMALL,
     Tie,
     fills,
-    goes_on_from,
     last_reads,
     made_for_all,
     made_of_larger,
@@ -45,20 +44,17 @@ from .order import (
     repeats,
     stored,
     ties,
-    updates,
     written_late,
 )
 from .precision import ROUNDING
 from .read_apart import read_apart
 from .regions import NOT_FAILED, REGIONS, Stacks
+from .updates import updates, within_products
 
 if TYPE_CHECKING:
     import jax
 
     Arrays = Sequence[jax.Array]
-
-#: Bytes that lie together of which a memory is read without waste.
-_RUN = 128
 
 
 def lower(
@@ -334,17 +330,7 @@ class LocalBody:
     def turned(self) -> dict[int, dict[int, int]]:
         """Per loop, operands whose slices are taken of what they are a transposition of, which
         nothing stores: operand -> the operation that transposes."""
-        found: dict[int, dict[int, int]] = {}
-        graph = self.body.graph
-        for k, op in enumerate(graph.operations):
-            if op.kernel != "scan":
-                continue
-            first = op.params["num_consts"] + op.params["num_carry"]
-            for p, f in enumerate(self.reads[k]):
-                by = self.on_the_fly.get(f.value) if f.origin == "produced" else None
-                if p >= first and by is not None and self._in_runs(by):
-                    found.setdefault(k, {})[p] = by
-        return found
+        return turned_slices(self.body, self.reads, self.signatures, self.on_the_fly, self.mesh)
 
     @cached_property
     def updates(self) -> dict[int, tuple[int, ...]]:
@@ -358,29 +344,16 @@ class LocalBody:
     def within_products(self) -> dict[int, tuple[int, ...]]:
         """Updates that the kernels of products make, by the first of these, where they read the
         state as it lies: nothing can come between such a product and its update."""
-        graph, found = self.body.graph, dict[int, tuple[int, ...]]()
-        for k, places in self.updates.items():
-            first = goes_on_from(graph, self.signatures, k, self.left_in_memory)
-            there = all(self.reads[k][p].origin == "produced" for p in places)
-            plain = all(graph.operations[j].remat is None for j in (first, k))
-            if first < k and there and plain:
-                found[first] = (*found.get(first, ()), k)
-        return found
+        given = self.body, self.signatures, self.updates, self.reads, self.left_in_memory
+        return within_products(*given) if self.updates else {}
 
     @cached_property
     def left_in_memory(self) -> frozenset[int]:
         """Values that are in memory when a state may be read for its update: no result of a product
         that the product's own kernel goes on with. A barrier on such a one would store it."""
-        return stored(self.body.graph, self.reads, self.fusing, self.platform == "tpu")
-
-    def _in_runs(self, k: int) -> bool:
-        """Whether operation k transposes what has slices in runs that are worth reading."""
-        if (order := self.signatures[k].permutation) is None:
-            return False
-        f, first = self.reads[k][0], order[0]
-        type_ = self.body.graph.values[f.value]
-        run = prod(f.need.local_shape(type_.shape, self.mesh)[first + 1 :]) * type_.itemsize
-        return run >= _RUN
+        if self.platform != "tpu":
+            return self.stored
+        return stored(self.body.graph, self.reads, self.fusing, epilogues=True)
 
     @cached_property
     def last_read(self) -> dict[int, int]:

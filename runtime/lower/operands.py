@@ -1,9 +1,10 @@
-"""Operands of products that a compiler is told to lay in order."""
+"""Operands that lie otherwise than who reads them would have it: of products, and of loops."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import prod
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
@@ -12,6 +13,11 @@ from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import schedule
+
+from .order import Reads
+
+#: Bytes that lie together of which a memory is read without waste.
+_RUN = 128
 
 
 def turned_beside_computed(
@@ -47,6 +53,34 @@ def turned_beside_computed(
             if _run(signature, p, straight, common) != _run(signature, q, lying, common):
                 found.add((k, q))
     return frozenset(found)
+
+
+def turned_slices(
+    body: BodyPlan,
+    reads: Reads,
+    signatures: Sequence[OperationSignature],
+    on_the_fly: Mapping[int, int],
+    mesh: MeshShape,
+) -> dict[int, dict[int, int]]:
+    """Per loop, operands whose slices are taken of what they are a transposition of, in runs that
+    are worth reading: operand -> the operation that transposes. `on_the_fly` are values that are
+    not stored, with what makes them."""
+    found: dict[int, dict[int, int]] = {}
+    for k, op in enumerate(body.graph.operations):
+        if op.kernel != "scan":
+            continue
+        first = op.params["num_consts"] + op.params["num_carry"]
+        for p, f in enumerate(reads[k]):
+            by = on_the_fly.get(f.value) if f.origin == "produced" else None
+            order = signatures[by].permutation if by is not None else None
+            if p < first or by is None or order is None:
+                continue
+            f = reads[by][0]
+            type_ = body.graph.values[f.value]
+            run = prod(f.need.local_shape(type_.shape, mesh)[order[0] + 1 :]) * type_.itemsize
+            if run >= _RUN:
+                found.setdefault(k, {})[p] = by
+    return found
 
 
 def _computed(graph: BlockGraph) -> set[int]:

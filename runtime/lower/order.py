@@ -15,7 +15,7 @@ what leaves while the next large kernels run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -426,52 +426,6 @@ def fills(
             if TensorType(shape, graph.values[v].dtype).nbytes >= SMALL:
                 found.add(k)
     return frozenset(found)
-
-
-def updates(
-    body: BodyPlan,
-    signatures: Sequence[OperationSignature],
-    states: Collection[int],
-    mesh: MeshShape,
-) -> dict[int, tuple[int, ...]]:
-    """Operations that go element by element over a large state, an input at one of the places
-    `states`, and do not round it for a product: which of their operands such states are."""
-    graph = body.graph
-
-    def local(k: int) -> int:
-        type_ = graph.values[graph.inputs[k]]
-        return TensorType(body.inputs[k].local_shape(type_.shape, mesh), type_.dtype).nbytes
-
-    state = {graph.inputs[k] for k in states if local(k) >= SMALL}
-    return {
-        k: tuple(p for p, v in enumerate(op.inputs) if v in state)
-        for k, (op, own) in enumerate(zip(graph.operations, signatures, strict=True))
-        if own.fusion == "loop" and op.kernel != "round_operand"
-        if not state.isdisjoint(op.inputs)
-    }
-
-
-def goes_on_from(
-    graph: BlockGraph, signatures: Sequence[OperationSignature], k: int, in_memory: Collection[int]
-) -> int:
-    """Where the kernel of a product begins that goes on with operation k, as between the two
-    nothing is `in_memory`: with what it computes of its operands. Itself, where none does."""
-    maker = {v: j for j, op in enumerate(graph.operations[:k]) for v in op.outputs}
-    found, stack, seen = k, [(k, False)], {k}
-    while stack:
-        at, below = stack.pop()
-        for v in graph.operations[at].inputs:
-            j = maker.get(v)
-            if j is None or v in in_memory or j in seen:
-                continue
-            product = signatures[j].fusion == "kernel"
-            if product and below:
-                continue
-            seen.add(j)
-            stack.append((j, below or product))
-            if product or below:
-                found = min(found, j)
-    return found
 
 
 def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:

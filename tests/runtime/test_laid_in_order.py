@@ -21,7 +21,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.runtime import hlo_stats
-from tapestry_egg.runtime.lower.frame import in_order, laid_tight, turned_back
+from tapestry_egg.runtime.lower.laid import in_order, laid_tight, turned_back
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
