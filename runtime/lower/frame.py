@@ -54,6 +54,8 @@ class Frame:
     shared: dict[int, dict[tuple[int, Layout], jax.Array]] = field(default_factory=dict)
     #: by identity, arrays that are kept here, and each behind the last barrier of its own
     behind: dict[int, tuple[jax.Array, jax.Array]] = field(default_factory=dict)
+    #: per update that a product's kernel makes, the states that it reads
+    old: dict[int, dict[int, jax.Array]] = field(default_factory=dict)
 
     def enter(self, region: int | None, k: int) -> None:
         """Begin operation k, of a checkpoint region (or of none).
@@ -342,6 +344,26 @@ class Frame:
         for p, x in zip(which, late, strict=True):
             found[p] = x
         return found
+
+    def hold_back(self, k: int) -> None:
+        """Put states that the kernel of product k renews behind what is in memory before it."""
+        for update in self.local.within_products.get(k, ()):
+            inputs = self.local.body.graph.operations[update].inputs
+            alive = {u: self.produced[u] for u in self._alive(k)}
+            old = {v: self.produced[v] for v in {inputs[p] for p in self.local.updates[update]}}
+            if alive:
+                old, alive = barrier((old, alive))
+                self._renew(alive, k)
+            self.old[update] = old
+
+    def update(self, k: int, operands: list[jax.Array]) -> list[jax.Array]:
+        """Operands of operation k, the state that it renews not available before what was computed
+        last before it, or before the kernel that it is in."""
+        which = self.local.updates[k]
+        if k not in self.old:
+            return self.not_before(k, operands, which)
+        inputs, old = self.local.body.graph.operations[k].inputs, self.old.pop(k)
+        return [old[inputs[p]] if p in which else x for p, x in enumerate(operands)]
 
     def _in_turn(self, k: int, sources: list[jax.Array]) -> list[jax.Array]:
         """What is sent together before operation k, not before what was computed last, and what the

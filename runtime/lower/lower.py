@@ -44,12 +44,12 @@ from .order import (
     repeats,
     stored,
     ties,
-    updates,
     written_late,
 )
 from .precision import ROUNDING
 from .read_apart import read_apart
 from .regions import NOT_FAILED, REGIONS, Stacks
+from .updates import updates, within_products
 
 if TYPE_CHECKING:
     import jax
@@ -341,6 +341,13 @@ class LocalBody:
         return updates(*given) if self.platform == "tpu" else {}
 
     @cached_property
+    def within_products(self) -> dict[int, tuple[int, ...]]:
+        """Updates that the kernels of products make, by the first of these, where they read the
+        state as it lies: nothing can come between such a product and its update."""
+        given = self.body, self.signatures, self.updates, self.reads, self.left_in_memory
+        return within_products(*given) if self.updates else {}
+
+    @cached_property
     def left_in_memory(self) -> frozenset[int]:
         """Values that are in memory when a state may be read for its update: no result of a product
         that the product's own kernel goes on with. A barrier on such a one would store it."""
@@ -425,11 +432,12 @@ class LocalBody:
                 frame.enter(op.remat, k)
                 frame.wait(k)
                 frame.repeat(k)
+                frame.hold_back(k)
                 operands = frame.operands(k)
                 if k in self.fills:
                     operands = frame.not_before(k, operands, range(len(operands)))
                 elif k in self.updates:
-                    operands = frame.not_before(k, operands, self.updates[k])
+                    operands = frame.update(k, operands)
                 strategy = self.body.strategies[k]
                 if k in self.turned and op.remat is None:
                     operands = frame.turned(k, operands)

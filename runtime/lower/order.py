@@ -15,7 +15,7 @@ what leaves while the next large kernels run.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -426,29 +426,6 @@ def fills(
             if TensorType(shape, graph.values[v].dtype).nbytes >= SMALL:
                 found.add(k)
     return frozenset(found)
-
-
-def updates(
-    body: BodyPlan,
-    signatures: Sequence[OperationSignature],
-    states: Collection[int],
-    mesh: MeshShape,
-) -> dict[int, tuple[int, ...]]:
-    """Operations that go element by element over a large state, an input at one of the places
-    `states`, and do not round it for a product: which of their operands such states are."""
-    graph = body.graph
-
-    def local(k: int) -> int:
-        type_ = graph.values[graph.inputs[k]]
-        return TensorType(body.inputs[k].local_shape(type_.shape, mesh), type_.dtype).nbytes
-
-    state = {graph.inputs[k] for k in states if local(k) >= SMALL}
-    return {
-        k: tuple(p for p, v in enumerate(op.inputs) if v in state)
-        for k, (op, own) in enumerate(zip(graph.operations, signatures, strict=True))
-        if own.fusion == "loop" and op.kernel != "round_operand"
-        if not state.isdisjoint(op.inputs)
-    }
 
 
 def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion, ...]) -> set[int]:
