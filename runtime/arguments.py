@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.blockgraph import TensorType
 
 if TYPE_CHECKING:
     import jax
@@ -36,18 +35,6 @@ def checked(x: Any, type_: TensorType, name: str) -> Any:
             hint="Trace and optimize again for other shapes.",
         )
     return x
-
-
-def taken(graph: BlockGraph) -> tuple[bool, ...]:
-    """Which inputs are given up to a call: the donated ones whose buffers `jax.jit` would take, for
-    an output of the same shape and dtype each, the first ones first. It leaves the others alone."""
-    outputs = Counter((graph.values[v].shape, graph.values[v].dtype) for v in graph.outputs)
-    found = []
-    for v, donated in zip(graph.inputs, graph.donated or (False,) * len(graph.inputs), strict=True):
-        kind = (graph.values[v].shape, graph.values[v].dtype)
-        found.append(donated and outputs[kind] > 0)
-        outputs[kind] -= found[-1]
-    return tuple(found)
 
 
 def unique(arrays: Sequence[Any], given_up: Sequence[bool], names: Sequence[str]) -> None:

@@ -11,8 +11,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
-from tapestry_egg.errors import PlanError
+from tapestry_egg.errors import PlanError, TargetError
 from tapestry_egg.graph.arrays import decode_dtype
+from tapestry_egg.graph.blockgraph import given_up
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.compiler_options import passed_options
 from tapestry_egg.plans.plan import Plan
@@ -21,8 +22,9 @@ from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
+from tapestry_egg.tracing.settings import plain_settings
 
-from .arguments import Moves, checked, donated_arguments, placed_as, taken, taken_as_it_is, unique
+from .arguments import Moves, checked, donated_arguments, placed_as, taken_as_it_is, unique
 from .dispatch import Answer, Callee, dispatcher
 from .meshes import boundary_mesh, caller_of, jax_mesh
 
@@ -40,13 +42,14 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
     `mesh` supplies the devices (default: the mesh that is set by `jax.set_mesh`, else
     `jax.devices()`): those of a list take their places by where they are in the machine, those of a
     JAX mesh lie on the plan's mesh row-major as on that one, so plans of several shapes run on one
-    mesh, of whichever axis types. Where the plan's axes are those of the mesh or divide them, what
-    the plan returns is on that very mesh, under its names. A mesh of `jax.experimental.topologies`
+    mesh, of whichever axis types. A mesh is of as many devices as the plan's. Where the plan's axes
+    are those of the mesh or divide them, what the plan returns is on that very mesh, under its
+    names. A mesh of `jax.experimental.topologies`
     compiles without the hardware.
 
     The result takes and returns the pytrees of the traced function, or flat arguments and a tuple
     where the plan's graph was not traced. Arguments may be on the host or on devices in any layout.
-    Raises TargetError where devices are lacking, PlanError where the plan does not fit its graph.
+    Raises TargetError for too few devices, or a mesh of another size, PlanError where the plan does not fit its graph.
     """
     check_plan(plan, "compile")
     check_devices(mesh)
@@ -65,6 +68,14 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
                     where=plan.name,
                     hint="At the boundary nothing is partial, and blocks are equal.",
                 )
+    size = getattr(mesh, "size", None) if hasattr(mesh, "axis_names") else None
+    if size not in (None, plan.mesh.devices):
+        raise TargetError(
+            f"the plan is for {plan.mesh.devices} devices ({plan.mesh}), the mesh has {size}",
+            where="mesh",
+            hint="Plan for this mesh (te.optimize(..., mesh=mesh)), or give devices: "
+            f"mesh.devices.flat[:{plan.mesh.devices}].",
+        )
     own = boundary_mesh(plan, mesh)
     if own is not None and plan.mesh.size.items() <= dict(own.shape).items():
         return CompiledPlan(plan, own, own)  # the plan's axes are the mesh's, no finer
@@ -88,6 +99,10 @@ class CompiledPlan:
     # Executables by the structure of their arguments: one, unless the program came from a file,
     # where nodes of any class of the user's may stand for those that were traced.
     _executables: dict[Any, jax.stages.Compiled] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    # Their jaxprs, by structure and whether the options of the plan are given.
+    _traces: dict[Any, jax.stages.Traced] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     # Digests of the modules that they were compiled from, where several processes compare them.
@@ -133,6 +148,9 @@ class CompiledPlan:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the plan. Raises TraceError for another structure of arguments than was traced,
         PlanError for an array of another shape or dtype."""
+        return self.program.called(self._run, args, kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         args, kwargs = self.program.dynamic(args, kwargs)
         return self._call(*args, **kwargs)
 
@@ -171,8 +189,9 @@ class CompiledPlan:
         with jax.set_mesh(self.mesh):  # another mesh may be active
             entering = zip(leaves, arrays, self._entering, self._taken, strict=True)
             for x, array, sharding, given_up in entering:
-                # To cut what lies on one device JAX compiles a program: not in a first call.
-                as_it_is = not first and not self._spread and taken_as_it_is(x, sharding)
+                as_it_is = not self._spread and taken_as_it_is(x, sharding)
+                if first and isinstance(x, jax.Array) and not x.committed:
+                    as_it_is = False  # to cut it, JAX would compile a program
                 placed.append(x if as_it_is else placed_as(array, sharding, given_up))
         self.moves.count(leaves, placed, names)
         moved = any(a is not b for a, b in zip(placed, leaves, strict=True))
@@ -287,7 +306,7 @@ class CompiledPlan:
     @cached_property
     def _taken(self) -> tuple[bool, ...]:
         """Which arguments are given up where they are moved."""
-        return taken(self.plan.graph)
+        return given_up(self.plan.graph)
 
     @cached_property
     def _spread(self) -> bool:
@@ -314,6 +333,12 @@ class CompiledPlan:
         return {**passed_options(self.plan, platform), **(self.more_options or {})} or None
 
     def _trace(self, tree: Any, with_options: bool = True) -> jax.stages.Traced:
+        key = tree, with_options
+        if key not in self._traces:
+            self._traces[key] = self._traced(tree, with_options)
+        return self._traces[key]
+
+    def _traced(self, tree: Any, with_options: bool) -> jax.stages.Traced:
         import jax
 
         graph = self.plan.graph
@@ -342,7 +367,7 @@ class CompiledPlan:
             compiler_options=self._options(with_options),
         )
         _compute_constants(graph)  # on a device that is there: the mesh may only be described
-        with jax.set_mesh(self.mesh):
+        with plain_settings(graph), jax.set_mesh(self.mesh):
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
         return traced
 
@@ -407,7 +432,8 @@ class CompiledPlan:
             return NamedSharding(self.mesh, partition_spec(layout, self.plan.mesh))
         dims = contract_of(self.boundary).express(layout, self.plan.mesh)
         assert dims is not None, "checked where the boundary was taken"
-        return NamedSharding(self.boundary, spec_of(dims))
+        typed = bool(self.boundary.explicit_axes)
+        return NamedSharding(self.boundary, spec_of(dims, typed))
 
 
 def _compute_constants(graph: BlockGraph) -> None:

@@ -51,8 +51,8 @@ class TraceError(TapestryError):
     """A function cannot be traced with the arguments given."""
 
 
-class ShardMapError(TraceError):
-    """A function that the user has divided among devices cannot be planned as a whole."""
+class UnplannedError(TraceError):
+    """A function says something that no plan can keep. `te.jit` runs it as it is written."""
 
 
 class PeerError(TapestryError):

@@ -13,7 +13,7 @@ from typing import Any
 from tapestry_egg.errors import ExtractError, GraphError
 from tapestry_egg.graph.pytrees import along_prefix, build, leaf_count
 from tapestry_egg.machine.mesh_contract import Dims, MeshContract
-from tapestry_egg.tracing.constraints import contract_of, spec_dims
+from tapestry_egg.tracing.constraints import contract_of, is_spec, spec_dims
 from tapestry_egg.tracing.trace import Program
 
 from .pins import Pin
@@ -74,7 +74,7 @@ def sharding_pins(program: Program, leaves: Sequence[Leaf], output: bool = False
         name = names[position] if names else f"[{position}]"
         where, tensor = f"{word} of {name or 'the result'}", graph.values[ids[position]]
         spec = getattr(sharding, "spec", sharding)
-        if not _is_spec(spec):
+        if not is_spec(spec):
             raise ExtractError(
                 f"{type(sharding).__name__} names no mesh axes",
                 where=where,
@@ -129,9 +129,3 @@ def _leaves(word: str, prefix: Any, structure: Any) -> list[Leaf]:
 def said(sharding: Any) -> Any:
     """None for what leaves the choice open: None, and JAX's words for unspecified and auto."""
     return None if type(sharding).__name__ in ("UnspecifiedValue", "AUTO") else sharding
-
-
-def _is_spec(spec: Any) -> bool:
-    from jax.sharding import PartitionSpec
-
-    return isinstance(spec, PartitionSpec)

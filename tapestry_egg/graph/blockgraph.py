@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -190,6 +191,18 @@ def reached(
 def without_unread(graph: BlockGraph) -> BlockGraph:
     """The graph without operations of which nothing is read. Regions stay as they are."""
     return replace(graph, operations=reached(graph.operations, graph.outputs)[0])
+
+
+def given_up(graph: BlockGraph) -> tuple[bool, ...]:
+    """Which inputs are given up to a call: the donated ones whose buffers `jax.jit` would take, for
+    an output of the same shape and dtype each, the first ones first. It leaves the others alone."""
+    outputs = Counter((graph.values[v].shape, graph.values[v].dtype) for v in graph.outputs)
+    found = []
+    for v, donated in zip(graph.inputs, graph.donated or (False,) * len(graph.inputs), strict=True):
+        kind = (graph.values[v].shape, graph.values[v].dtype)
+        found.append(donated and outputs[kind] > 0)
+        outputs[kind] -= found[-1]
+    return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ class Opaque:
     calls: bool = False
     once: bool = False
     draws: bool = False
+    planned: bool = True
     elements: Elements = "computed"
 
     @property

@@ -115,7 +115,7 @@ def read_question(
         limits=bounds,
         books=tuple(sets),
         words=words,
-        pairs=words.pairs(feedback_pairs(block_graph, state)),
+        pairs=words.pairs(feedback_pairs(block_graph, {**program.state, **(state or {})})),
         settings=settings,
         executor=executor,
         tell=tell or _silent,

@@ -22,11 +22,12 @@ def plain_spec(layout: Layout, mesh: MeshShape) -> list[str | list[str] | None]:
     return [axes if len(axes) > 1 else axes[0] if axes else None for axes in cut]
 
 
-def spec_of(dims: Sequence[tuple[str, ...]]) -> PartitionSpec:
-    """JAX's spelling of the names that cut each dim."""
+def spec_of(dims: Sequence[tuple[str, ...]], typed: bool = False) -> PartitionSpec:
+    """JAX's spelling of the names that cut each dim. Where layouts are parts of types it has an
+    entry for every dim, elsewhere none for uncut ones at the end."""
     from jax.sharding import PartitionSpec
 
-    return PartitionSpec(*map(_entry, _short(dims)))
+    return PartitionSpec(*map(_entry, dims if typed else _short(dims)))
 
 
 def _entry(names: tuple[str, ...]) -> str | tuple[str, ...] | None:

@@ -8,32 +8,55 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import MethodType
 from typing import Any
 
-from tapestry_egg.errors import GraphError, TraceError
+from tapestry_egg.errors import GraphError, TraceError, UnplannedError
 from tapestry_egg.graph.pytrees import along_prefix
+
+from .constraints import check_layout_kept
 
 
 @dataclass(frozen=True, eq=False)
 class Signature:
     """A function with the words of `jax.jit` about its arguments.
 
-    `jitted` is `jax.jit` of the function with these words. Negative numbers of static arguments
-    count from the end of the positional arguments of a call. `in_shardings` and `out_shardings`
-    are prefixes of the pytrees of positional arguments and results, None where nothing is said.
+    `written` is `jax.jit` of the function with all of them, `jitted` with those about static and
+    donated arguments alone: shardings are for the plan, and where the function is traced no mesh
+    need be active. Negative numbers of static arguments count from the end of the positional
+    arguments of a call. `in_shardings` and `out_shardings` are prefixes of the pytrees of
+    positional arguments and results, None where nothing is said.
     """
 
     fn: Callable[..., Any]
     jitted: Any
+    written: Any
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
     donate_argnums: tuple[int, ...] = ()
     donate_argnames: tuple[str, ...] = ()
     in_shardings: Any = None
     out_shardings: Any = None
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
+    placed: bool = False
+
+    def on(self, mesh: Any) -> Any:
+        """`written` where bare `PartitionSpec`s are about a mesh."""
+        import jax
+
+        if self.in_shardings is None and self.out_shardings is None:
+            return self.written
+        return jax.jit(
+            getattr(self.fn, "__wrapped__", self.fn) if _info(self.fn) else self.fn,
+            static_argnums=self.static_argnums,
+            static_argnames=self.static_argnames,
+            donate_argnums=self.donate_argnums,
+            donate_argnames=self.donate_argnames,
+            in_shardings=on_mesh(self.in_shardings, mesh),
+            out_shardings=on_mesh(self.out_shardings, mesh),
+        )
 
     def split(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """The arguments of a call, apart by what is traced and what is static."""
@@ -57,6 +80,12 @@ class Signature:
         parts = [(i in self.donate_argnums, a) for i, a in enumerate(args) if i not in fixed]
         parts += [(k in self.donate_argnames, kwargs[k]) for k in sorted(kwargs) if k not in fixed]
         return tuple(flag for flag, part in parts for _ in jax.tree.leaves(part))
+
+
+class Jitted:
+    """What `te.jit` makes of a function: something with a signature."""
+
+    signature: Signature
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,16 +116,18 @@ def read_signature(
     donate_argnames: str | Iterable[str] | None = None,
     in_shardings: Any = None,
     out_shardings: Any = None,
-    inline: bool = False,
+    **more: Any,
 ) -> Signature:
     """The words given, completed by JAX's inference and by what `fn` says of itself.
 
     Static arguments are those given here and those that `fn` has itself; of donation and shardings
-    `fn`'s own words count where none are given here.
-    Raises TypeError or ValueError as `jax.jit` does, for numbers and names that do not fit `fn`.
+    `fn`'s own words count where none are given here. `more` are others of `jax.jit`'s words.
+    Raises TypeError or ValueError as `jax.jit` does, for words that do not fit `fn` or each other.
     """
     import jax
 
+    more = {word: value for word, value in more.items() if value}
+    anew = bool(more) or in_shardings is not None or out_shardings is not None
     own = _own_words(fn)
     if own is not None and not isinstance(fn, MethodType | functools.partial):
         fn = own.fn
@@ -108,27 +139,41 @@ def read_signature(
             donate = (own.donate_argnums, own.donate_argnames)
         in_shardings = own.in_shardings if in_shardings is None else in_shardings
         out_shardings = own.out_shardings if out_shardings is None else out_shardings
-    same = own is not None and (*static, *donate, inline) == (
+        if own.compiler_options:
+            more.setdefault("compiler_options", own.compiler_options)
+    same = own is not None and (*static, *donate) == (
         own.static_argnums,
         own.static_argnames,
         own.donate_argnums,
         own.donate_argnames,
-        False,
     )
-    # Shardings are for the plan: where the function is traced, no mesh need be active.
-    said = own is not None and (own.in_shardings, own.out_shardings) != (None, None)
-    jitted: Any = fn
-    if not same or said or _info(fn) is None:
-        jitted = jax.jit(
-            # With more static arguments than it has itself, an inner `jit` would not take them.
-            fn if _info(fn) is None else getattr(fn, "__wrapped__", fn),
-            static_argnums=static[0] or None,
-            static_argnames=static[1] or None,
-            donate_argnums=donate[0] or None,
-            donate_argnames=donate[1] or None,
-            inline=inline,
-        )
-    return Signature(fn, jitted, *static, *donate, in_shardings, out_shardings)
+    words: dict[str, Any] = {
+        "static_argnums": static[0],
+        "static_argnames": static[1],
+        "donate_argnums": donate[0],
+        "donate_argnames": donate[1],
+    }
+    places = {"in_shardings": in_shardings, "out_shardings": out_shardings}
+    said = {word: value for word, value in places.items() if value is not None}
+    # With more static arguments than it has itself, an inner `jit` would not take them.
+    inner = fn if _info(fn) is None else getattr(fn, "__wrapped__", fn)
+    is_jitted = same and _info(fn) is not None  # with just these words
+    bare = own is None or (own.in_shardings is None and own.out_shardings is None)
+    jitted: Any = fn if is_jitted and bare else jax.jit(inner, **words)
+    written: Any = fn if is_jitted and not anew else jitted
+    if (anew or not is_jitted) and (said or more):
+        written = jax.jit(inner, **words, **said, **more)
+    return Signature(
+        fn,
+        jitted,
+        written,
+        *static,
+        *donate,
+        in_shardings,
+        out_shardings,
+        more.get("compiler_options", {}),
+        bool(own and own.placed) or "device" in more or "backend" in more,
+    )
 
 
 def _resolved(
@@ -140,8 +185,7 @@ def _resolved(
     """Numbers and names, each inferred from the other by JAX where only one is given."""
     import jax
 
-    numbers = None if not isinstance(numbers, int) and not numbers else numbers
-    names = names if isinstance(names, str) else tuple(names or ()) or None
+    names = names if names is None or isinstance(names, str) else tuple(names)
     if numbers is None and names is None:
         return (), ()
     words: dict[str, Any] = {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
@@ -153,15 +197,22 @@ def _resolved(
 
 
 def _info(fn: Any) -> Any:
-    """What a jitted function was told; a bound method only passes on what its function has."""
-    return None if isinstance(fn, MethodType) else getattr(fn, "_jit_info", None)
+    """What a jitted function was told; None of a function around one, such as its gradient, to
+    which `functools.wraps` has copied what was noted there."""
+    return getattr(fn, "_jit_info", None) if type(fn) is _jitted_type() else None
+
+
+@functools.cache
+def _jitted_type() -> type:
+    import jax
+
+    return type(jax.jit(lambda: None))
 
 
 def _own_words(fn: Any) -> Signature | None:
     """What a jitted function says of its arguments, seen through partial application."""
-    if isinstance(getattr(fn, "signature", None), Signature):  # of `te.jit`
-        words: Signature = fn.signature
-        return words
+    if isinstance(fn, Jitted):
+        return fn.signature
     if isinstance(fn, MethodType):
         return _behind(fn, _own_words(fn.__func__), 1, frozenset())
     if isinstance(fn, functools.partial):
@@ -172,12 +223,15 @@ def _own_words(fn: Any) -> Signature | None:
     return Signature(
         fn,
         fn,
+        fn,
         tuple(info.static_argnums),
         tuple(info.static_argnames),
         tuple(info.donate_argnums),
         tuple(info.donate_argnames),
         _shardings(info, "in"),
         _shardings(info, "out"),
+        dict(getattr(info, "compiler_options_kvs", ())),
+        bool(getattr(info, "device", None) or getattr(info, "backend", None)),
     )
 
 
@@ -200,12 +254,15 @@ def _behind(
     return Signature(
         fn,
         fn,
+        fn,
         numbers(own.static_argnums),
         names(own.static_argnames),
         numbers(own.donate_argnums),
         names(own.donate_argnames),
         inside[bound:] if isinstance(inside, tuple) else inside,
         own.out_shardings,
+        own.compiler_options,
+        own.placed,
     )
 
 
@@ -270,7 +327,29 @@ def result_shardings(prefix: Any, tree: Any, side: str = "out") -> tuple[Any, ..
             where=f"{side}_shardings",
             hint="Give one sharding per argument or result, or a pytree of them for its parts.",
         ) from None
+    for entry in found:
+        check_layout_kept(getattr(entry, "sharding", entry), f"{side}_shardings")
+        if hasattr(getattr(entry, "layout", None), "major_to_minor"):
+            raise UnplannedError(
+                "a Layout of array dims in memory is asked for, which no plan keeps",
+                where=f"{side}_shardings",
+                hint="Give shardings without a Layout.",
+            )
     return tuple(getattr(entry, "sharding", entry) for entry in found)
+
+
+def on_mesh(prefix: Any, mesh: Any) -> Any:
+    """Shardings with a mesh in the place of bare `PartitionSpec`s, as `jax.jit` wants them."""
+    import jax
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    if not isinstance(mesh, Mesh):
+        return prefix
+
+    def placed(x: Any) -> Any:
+        return NamedSharding(mesh, x) if isinstance(x, PartitionSpec) else x
+
+    return jax.tree.map(placed, prefix, is_leaf=lambda x: isinstance(x, PartitionSpec))
 
 
 def on_meshes(leaves: Sequence[Any]) -> tuple[Any, ...]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
+from tapestry_egg.errors import TargetError, UnplannedError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
@@ -136,10 +137,60 @@ def constraint_of(sharding: Any, rank: int, explicit: bool = False) -> Constrain
     return Constraint(dims, contract, None if axes == contract.names else axes)
 
 
+def check_layout_kept(sharding: Any, where: str) -> None:
+    """Raise UnplannedError for a sharding, or a `PartitionSpec`, that says more than which mesh axes
+    cut which dims: a memory, partial sums, devices without axes."""
+    check_memory_kept(sharding, where)
+    what = ""
+    spec = sharding if is_spec(sharding) else getattr(sharding, "spec", None)
+    if getattr(spec, "unreduced", None) or getattr(spec, "reduced", None):
+        what = "it is about sums that are not complete"
+    elif spec is None and type(sharding).__name__ not in _OPEN:
+        what = "it names no mesh axes"
+    if what:
+        raise UnplannedError(
+            f"no plan keeps {sharding!s:.120}: {what}",
+            where=where,
+            hint="Give a NamedSharding of whole values; or call the function under jax.jit.",
+        )
+
+
+def check_memory_kept(sharding: Any, where: str) -> None:
+    """Raise UnplannedError for a sharding, or a `jax.memory.Space`, that is not a device's own."""
+    space = type(sharding).__name__ == "MemorySpace"
+    kind = sharding.name.lower() if space else getattr(sharding, "memory_kind", None)
+    if kind not in _DEFAULT_MEMORY:
+        raise UnplannedError(
+            f"no plan keeps {kind} memory, as {sharding!s:.120} asks for",
+            where=where,
+            hint="Give shardings of device memory; or call the function under jax.jit.",
+        )
+
+
+def is_spec(sharding: Any) -> bool:
+    """Whether this is a `PartitionSpec`, which names axes of whichever mesh."""
+    from jax.sharding import PartitionSpec
+
+    return isinstance(sharding, PartitionSpec)
+
+
+#: The memory that arrays are in by default, by the names that JAX has for it.
+_DEFAULT_MEMORY = (None, "device", "any", "unpinned_host")
+#: What leaves the layout open.
+_OPEN = ("NoneType", "UnspecifiedValue", "AUTO", "MemorySpace", "TransferToMemoryKind")
+
+
 def contract_of(mesh: Any) -> MeshContract:
-    """The axes of a JAX mesh, concrete or abstract, or of a `MeshShape`."""
+    """The axes of a JAX mesh, concrete or abstract, or of a `MeshShape`. Raises TargetError for
+    anything else."""
     if isinstance(mesh, MeshShape):
         return MeshContract(mesh.names, mesh.sizes)
+    if not hasattr(mesh, "axis_names"):
+        raise TargetError(
+            f"expected a mesh, given {mesh!r:.60}",
+            where="mesh",
+            hint="Give a jax.sharding.Mesh, or te.MeshShape(('x', 'y'), (2, 4)).",
+        )
     shape = dict(mesh.shape)
     return MeshContract(tuple(map(str, shape)), tuple(int(n) for n in shape.values()))
 
@@ -199,17 +250,23 @@ def active_mesh() -> Any:
     import jax
 
     mesh = jax.sharding.get_mesh()
-    if mesh.empty:
-        inner = getattr(getattr(jax, "_src", None), "mesh", None)
-        resources = getattr(inner, "thread_resources", None)
-        mesh = getattr(getattr(resources, "env", None), "physical_mesh", mesh)
+    mesh = entered_mesh() if mesh.empty else mesh
     return mesh if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
 
 
-def changes_memory(params: Mapping[str, Any]) -> bool:
-    """Whether a device_put moves values to another kind of memory (host offloading)."""
-    return any(
-        type(d).__name__ in ("MemorySpace", "TransferToMemoryKind")
-        or getattr(d, "memory_kind", None) not in (None, "device", "unpinned_host")
-        for d in params.get("devices", ())
-    )
+def entered_mesh() -> Any:
+    """The mesh of `with mesh:`, which `jax.jit` hears of only as `jax.set_mesh`; None where none
+    is."""
+    import jax
+
+    inner = getattr(getattr(jax, "_src", None), "mesh", None)
+    resources = getattr(inner, "thread_resources", None)
+    mesh = getattr(getattr(resources, "env", None), "physical_mesh", None)
+    return None if mesh is None or mesh.empty else mesh
+
+
+def with_devices(mesh: Any) -> dict[Any, None]:
+    """A mesh by itself if it has devices; nothing for one that is only described, or none."""
+    from jax.sharding import Mesh
+
+    return {mesh: None} if isinstance(mesh, Mesh) and not mesh.empty else {}

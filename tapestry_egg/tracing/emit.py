@@ -16,6 +16,7 @@ from .codec import decode_params, primitive
 from .control_flow import binds_counts, scanned
 from .jaxprs import REGIONS
 from .plain import handles_in
+from .settings import plain_settings
 from .trace import Program
 
 
@@ -41,7 +42,12 @@ def emit(program: Program | BlockGraph) -> Callable[..., list[Any]]:
     operation; the function raises it for inputs of other types.
     """
     graph = program.graph if isinstance(program, Program) else program
-    run = _evaluator(graph)
+    evaluate = _evaluator(graph)
+
+    def run(*flat: Any) -> list[Any]:
+        with plain_settings(graph):
+            return evaluate(*flat)
+
     names = graph.input_names or tuple(f"input {i}" for i in range(len(graph.inputs)))
     types = tuple(graph.values[v] for v in graph.inputs)
 
@@ -73,8 +79,9 @@ def closed_jaxpr(graph: BlockGraph) -> Any:
     """
     import jax
 
-    arguments = [_struct(graph.values[v]) for v in graph.inputs]
-    closed = jax.make_jaxpr(_evaluator(graph))(*arguments)
+    with plain_settings(graph):
+        arguments = [_struct(graph.values[v]) for v in graph.inputs]
+        closed = jax.make_jaxpr(_evaluator(graph))(*arguments)
     for i, (v, aval) in enumerate(zip(graph.outputs, closed.out_avals, strict=True)):
         _check_type(graph.values[v], aval, f"{graph.name}, output {i}")
     return closed

@@ -13,6 +13,8 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .settings import DRAWS, settings_of
+
 _LOG = logging.getLogger(__name__)
 
 
@@ -42,7 +44,8 @@ def _traced(eqn: Any, function: Callable[..., Any], known: Mapping[int, Any]) ->
         return list(out) if eqn.primitive.multiple_results else [out]
 
     try:
-        closed = jax.make_jaxpr(call)(*avals)
+        with settings_of(eqn):
+            closed = jax.make_jaxpr(call)(*avals)
     except Exception as e:  # the function is not meant to be traced, or not with these operands
         _LOG.info("%s cannot be traced: %s", eqn.primitive.name, e)
         return None
@@ -55,6 +58,8 @@ def _traced(eqn: Any, function: Callable[..., Any], known: Mapping[int, Any]) ->
 def _functions(eqn: Any) -> Iterator[Callable[..., Any]]:
     """The Python functions that a primitive is made of, as JAX lowers it and as it runs it."""
     primitive = eqn.primitive
+    if primitive.name in DRAWS:
+        yield functools.partial(_drawn, primitive.name)
     is_high = getattr(primitive, "is_high", None)  # made of others by a method of its own
     if callable(is_high) and is_high(*(v.aval for v in eqn.invars), **eqn.params):
         yield primitive.to_lojax
@@ -68,6 +73,25 @@ def _functions(eqn: Any) -> Iterator[Callable[..., Any]]:
     module = getattr(inner, "__module__", None) or ""
     if inspect.isfunction(inner) and not module.startswith("jax._src"):
         yield run  # JAX's own compile the primitive itself, and do nothing for the other ones
+
+
+def _drawn(kernel: str, keys: Any, **params: Any) -> Any:
+    """Random bits, or new keys, by the generator of the keys itself."""
+    import jax
+
+    impl = keys.dtype._impl  # JAX has no public name for it
+
+    def one(key: Any) -> Any:
+        if kernel == "random_bits":
+            return impl.random_bits(key, params["bit_width"], params["shape"])
+        return impl.split(key, params["shape"])
+
+    for _ in range(keys.ndim):
+        one = jax.vmap(one)
+    made = one(jax.random.key_data(keys))
+    if kernel == "random_bits":
+        return made
+    return jax.random.wrap_key_data(made, impl=jax.random.key_impl(keys))
 
 
 def _lowered(primitive: Any) -> Callable[..., Any] | None:

@@ -11,20 +11,22 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.errors import ShardMapError, TraceError
+from tapestry_egg.errors import TraceError, UnplannedError
 from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_impl
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, reached
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.decided import Decided, decided, may_be_an_operand, may_be_settled
+from tapestry_egg.metakernels.opaque import facts_of
 
 from . import needless
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
-from .constraints import changes_memory, constraint_of
+from .constraints import check_layout_kept, constraint_of, with_devices
 from .control_flow import as_scan, rounds, with_counts
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
+from .settings import DRAWS, check_settings_kept, partitionable
 from .shard_maps import opened, over_dims_only, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
@@ -64,12 +66,16 @@ _PLACEMENT = {
     "sharding_constraint": "sharding",
     "reshard": "dst_sharding",
     "mesh_cast": "",
-    "layout_constraint": "",
 }
 
 #: Parameters by which Explicit mode asks for a placement of a result.
 _PLACEMENT_PARAMS = frozenset(("sharding", "out_sharding"))
 
+
+#: Effects that a plan keeps: calls into Python, each once and, where asked for, in order.
+_EFFECTS = frozenset(
+    ("CallbackEffect", "DebugEffect", "IOEffect", "OrderedDebugEffect", "OrderedIOEffect")
+)
 
 #: Primitives inside primitives: a solver of a solver of a solver.
 _MOST_EXPANSIONS = 16
@@ -91,6 +97,7 @@ class _Flattener:
 
     remats: Iterator[int]
     sources: bool = True
+    meshes: dict[Any, None] = field(default_factory=dict)  # with devices, of all shardings inside
     values: list[TensorType] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
@@ -152,10 +159,31 @@ class _Flattener:
 
     def equation(self, eqn: Any, inputs: list[int], context: _Context) -> Sequence[int]:
         here = self.located(eqn, context)
+        self.check_planned(eqn, here)
         for read in (self.called, self.placement, self.spelled, self.expanded):
             if (made := read(eqn, inputs, here)) is not None:
                 return made
         return self.operation(eqn, inputs, context, here)
+
+    def check_planned(self, eqn: Any, here: _Context) -> None:
+        """Raise UnplannedError for an equation of which no plan keeps what it says."""
+        where = str(here.source or "")
+        check_settings_kept(eqn, where)
+        facts = facts_of(eqn.primitive.name)
+        if not facts.planned:
+            raise UnplannedError(
+                f"no plan keeps {eqn.primitive.name}: {facts.reason[0].lower()}{facts.reason[1:]}",
+                where=where,
+                hint="Leave it out of what is planned, or call the function under jax.jit.",
+            )
+        inside = eqn.primitive.name in (*INLINED, *REGIONS, "shard_map")  # they are asked there
+        unknown = [e for e in eqn.effects if type(e).__name__ not in _EFFECTS]
+        if unknown and not inside:
+            raise UnplannedError(
+                f"{eqn.primitive.name} has the effect {unknown[0]!r:.80}, which no plan keeps",
+                where=where,
+                hint="Leave it out of what is planned, or call the function under jax.jit.",
+            )
 
     def called(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:
         """The results of an equation that calls a jaxpr."""
@@ -181,7 +209,7 @@ class _Flattener:
         kernel = eqn.primitive.name
         if kernel in _PLACEMENT and len(inputs) == len(eqn.outvars):
             return self.placed(eqn, inputs, here)
-        if kernel == "device_put" and not changes_memory(eqn.params):
+        if kernel == "device_put":
             asked = eqn.params.get("devices", ())
             if len(asked) != len(inputs):
                 return inputs
@@ -216,9 +244,18 @@ class _Flattener:
         """The results of an equation without a template, by what it says that it is made of."""
         kernel = eqn.primitive.name
         known = kernel in registry.templates() or kernel in REGIONS
-        if known or registry.calls_python(kernel) or here.expanded >= _MOST_EXPANSIONS:
+        drawn_otherwise = kernel in DRAWS and not partitionable(eqn)
+        if known and not drawn_otherwise:
+            return None
+        if registry.calls_python(kernel) or here.expanded >= _MOST_EXPANSIONS:
             return None
         made_of = expansion(eqn, constants_among(inputs, self.constants))
+        if made_of is None and drawn_otherwise:
+            raise UnplannedError(
+                f"{kernel} without jax_threefry_partitionable cannot be planned",
+                where=str(here.source or ""),
+                hint="Set jax_threefry_partitionable, or call the function under jax.jit.",
+            )
         if made_of is None:
             return None
         inner = replace(here, scope=_joined(here.scope, kernel), expanded=here.expanded + 1)
@@ -294,6 +331,8 @@ class _Flattener:
 
     def constrained(self, v: int, sharding: Any, explicit: bool, here: _Context) -> int:
         """The value under the constraint that a sharding makes of it."""
+        check_layout_kept(sharding, str(here.source or ""))
+        self.meshes.update(with_devices(getattr(sharding, "mesh", None)))
         asked = constraint_of(sharding, self.values[v].rank, explicit)
         if asked is None:
             return v
@@ -305,6 +344,12 @@ class _Flattener:
         wrapper = f"{kernel}({name})" if kernel in ("jit", "pjit", "composite") and name else ""
         inner = replace(here, scope=_joined(here.scope, wrapper))
         jaxpr, consts = opened(callee)
+        if "in_shardings" in eqn.params:
+            asked = zip(inputs, eqn.params["in_shardings"], strict=True)
+            inputs = [self.constrained(v, sharding, False, here) for v, sharding in asked]
+            made = self.inline(jaxpr, consts, inputs, self.inside(jaxpr, inner))
+            wanted = zip(made, eqn.params["out_shardings"], strict=True)
+            return [self.constrained(v, sharding, False, here) for v, sharding in wanted]
         if kernel in _REMAT:
             inner = replace(inner, scope=_joined(here.scope, "checkpoint"))
             # JAX puts a barrier before the recomputation only, and only where asked to.
@@ -312,22 +357,27 @@ class _Flattener:
             fence = any(fence) if isinstance(fence, tuple) else fence
             if fence and eqn.params.get("differentiated", True):
                 inner = replace(inner, remat=next(self.remats))
-        if is_library(jaxpr):
-            # Traces of the library's own functions are cached: their lines are the first caller's.
-            return self.inline(jaxpr, consts, inputs, inner)
-        return self.inline(jaxpr, consts, inputs, replace(inner, source=None))
+        return self.inline(jaxpr, consts, inputs, self.inside(jaxpr, inner))
+
+    def inside(self, jaxpr: Any, context: _Context) -> _Context:
+        """What a call hands down: lines of the caller where the callee is a library's own, whose
+        traces are cached with the lines of the first caller."""
+        return context if is_library(jaxpr) else replace(context, source=None)
 
     def mapped(self, eqn: Any, inputs: Sequence[int], here: _Context) -> Sequence[int]:
         """The outputs of a function that the user has divided among devices."""
         try:
             whole = over_whole_arrays(eqn)
+        except UnplannedError:
+            raise
         except Exception as e:
-            raise ShardMapError(
+            raise UnplannedError(
                 f"a shard_map cannot be planned: {(str(e) or type(e).__name__).splitlines()[0]}",
                 where=str(here.source) if here.source else "",
                 hint="Its collectives must be those that vmap maps; or leave it out of what is "
                 "planned, and call it under jax.jit.",
             ) from e
+        self.meshes.update(with_devices(eqn.params["mesh"]))
         inner = replace(here, scope=_joined(here.scope, "shard_map"))
         return self.inline(whole.jaxpr, whole.consts, inputs, inner)
 
@@ -362,7 +412,7 @@ class _Flattener:
                 name = f"{kernel}.{parameter}"
                 name = f"{name}[{i}]" if isinstance(nested, tuple) else name
                 # A loop's barrier stands before the loop: nothing inside carries its number.
-                inner = _Flattener(self.remats, self.sources)
+                inner = _Flattener(self.remats, self.sources, self.meshes)
                 yield inner.graph(*opened(branch), name, replace(context, remat=None))
 
     def typed(self, aval: Any, kernel: str, here: _Context) -> TensorType:
@@ -370,7 +420,7 @@ class _Flattener:
             return tensor_type(aval)
         except TraceError as e:
             where = f"{here.source} ({kernel})" if here.source else kernel
-            raise TraceError(e.what, where=where, hint=e.hint) from None
+            raise type(e)(e.what, where=where, hint=e.hint) from None
 
     # ---- constants -----------------------------------------------------------------------------
 
@@ -465,22 +515,30 @@ class _Flattener:
 
 
 def block_graph(
-    jaxpr: Any, consts: Sequence[Any] = (), name: str = "", *, sources: bool = True
+    jaxpr: Any,
+    consts: Sequence[Any] = (),
+    name: str = "",
+    *,
+    sources: bool = True,
+    meshes: dict[Any, None] | None = None,
 ) -> BlockGraph:
     """The block graph of a jaxpr applied to `consts`.
 
-    With `sources=False` operations carry neither source nor scope. Raises TraceError for values
-    that are not tensors (mutable references, tokens, dims of unknown size).
+    With `sources=False` operations carry neither source nor scope. `meshes` is given those with
+    devices that the program names. Raises TraceError for dims of unknown size, and UnplannedError,
+    one of those, for what no plan keeps.
     """
-    return _Flattener(itertools.count(), sources).graph(jaxpr, consts, name, _Context(), whole=True)
+    found = {} if meshes is None else meshes
+    flattener = _Flattener(itertools.count(), sources, found)
+    return flattener.graph(jaxpr, consts, name, _Context(), whole=True)
 
 
 def tensor_type(aval: Any) -> TensorType:
     """Shape, dtype and weak type of a JAX abstract value; its sharding is left out."""
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype") or hasattr(aval, "inner_aval"):
-        raise TraceError(
+        raise UnplannedError(
             f"{aval} is not a tensor",
-            hint="Mutable references and tokens are not supported; return new values instead.",
+            hint="Mutable references and tokens are not planned; return new values instead.",
         )
     try:
         return _tensor_type(aval.shape, aval.dtype, bool(getattr(aval, "weak_type", False)))

@@ -53,6 +53,20 @@ def is_constant(outputs: Sequence[TensorType]) -> bool:
     return bool(outputs) and all(t.size == 0 and not t.dtype.startswith("key<") for t in outputs)
 
 
+def count(jaxpr: Any) -> int:
+    """How many equations a jaxpr has, those of the calls and loops inside it included."""
+    total = 0
+    for eqn in jaxpr.eqns:
+        inside = (x for value in eqn.params.values() for x in _listed(value))
+        found = [count(getattr(x, "jaxpr", x)) for x in inside if hasattr(x, "eqns")]
+        total += sum(found) if found else 1
+    return total
+
+
+def _listed(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, tuple | list) else (value,)
+
+
 def without_dead_code(jaxpr: Any, consts: Sequence[Any]) -> tuple[Any, Sequence[Any]]:
     """JAX's own removal of dead code, which also prunes inside loops and branches."""
     from jax.interpreters import partial_eval as pe

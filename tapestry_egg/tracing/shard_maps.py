@@ -13,6 +13,7 @@ from contextvars import ContextVar
 from typing import Any
 
 from .control_flow import scanned, switched, with_counts
+from .settings import check_settings_kept, settings_of
 
 
 def over_whole_arrays(eqn: Any) -> Any:
@@ -86,6 +87,12 @@ def _run(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[An
 
 
 def _apply(eqn: Any, xs: list[Any]) -> Sequence[Any]:
+    check_settings_kept(eqn, "")
+    with settings_of(eqn):
+        return _results(eqn, xs)
+
+
+def _results(eqn: Any, xs: list[Any]) -> Sequence[Any]:
     from .jaxprs import INLINED
 
     kernel, params = eqn.primitive.name, eqn.params

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tapestry_egg.errors import TraceError
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.errors import TraceError, UnplannedError
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
 from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, known_of
 
 from .call_signature import Call, Signature, read_signature
 from .fused_attention import available
+from .library_jits import Answer, LibraryJit, answer_of, library_jit
+
+# So many operations may be removed without a word.
+_FEW = 10
 
 
 @dataclass(frozen=True, eq=False, repr=False)  # hashed by identity, so that jax.jit takes it
@@ -32,6 +37,12 @@ class Program:
     # The exact structures, with static data of the user's classes; known only where traced.
     in_treedef: Any = None
     out_treedef: Any = None
+    # Where `nnx.jit` or `eqx.filter_jit` was traced: what calls the program, with arrays between.
+    library: LibraryJit | None = None
+    # Results that are arguments of the next call, whether donated or not: name -> name.
+    state: Mapping[str, str] = field(default_factory=dict)
+    # Meshes with devices that the function itself names; known only where traced.
+    meshes: tuple[Any, ...] = ()
 
     @staticmethod
     def of(graph: BlockGraph) -> Program:
@@ -115,12 +126,24 @@ class Program:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the program as it was traced, on this process's default device."""
+        return self.called(self._run, args, kwargs)
+
+    def called(self, run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`run` of arguments as the program takes them, or of what the library whose function was
+        traced makes of the user's."""
+        import jax
+
+        if self.library is not None and jax.tree.structure((args, kwargs)) != self.in_treedef:
+            return self.library.calling(run)(*args, **kwargs)
+        return run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
         from .emit import emit
 
-        run = self.__dict__.get("_run")
+        run = self.__dict__.get("_emitted")
         if run is None:
             run = emit(self.graph)
-            object.__setattr__(self, "_run", run)
+            object.__setattr__(self, "_emitted", run)
         import jax
 
         leaves = self.flatten(*args, **kwargs)
@@ -163,22 +186,72 @@ def trace(
 
     Arguments are arrays, `jax.ShapeDtypeStruct`s or Python scalars, in any pytree; nothing is
     computed. A function that is already jitted keeps its own static arguments, and its donated ones
-    unless some are given here; a `Program` without arguments is its own. Raises TraceError for an
-    argument that JAX does not accept, naming it; an exception of `fn` itself passes through.
+    unless some are given here; of `nnx.jit` and `eqx.filter_jit` the updated modules are results of
+    the program. A `Program` without arguments is its own. Warns if most operations were removed, or
+    if donated arrays have no result to become. Raises TraceError for an argument that JAX does not
+    accept, naming it, and UnplannedError, one of those, for what no plan keeps; an exception of
+    `fn` itself passes through.
     """
     from .arguments import check_function
 
     if isinstance(fn, Program) and not args and not kwargs:
         return fn
     check_function(fn, "trace")
-    signature = read_signature(
-        fn,
-        donate_argnums=donate_argnums,
-        donate_argnames=donate_argnames,
-        static_argnums=static_argnums,
-        static_argnames=static_argnames,
-    )
-    return trace_signature(signature, args, kwargs, name)
+    words: dict[str, Any] = {
+        "donate_argnums": donate_argnums,
+        "donate_argnames": donate_argnames,
+        "static_argnums": static_argnums,
+        "static_argnames": static_argnames,
+    }
+    library = library_jit(fn, words)
+    if library is None:
+        program = trace_signature(read_signature(fn, **words), args, kwargs, name, warns=True)
+    else:
+
+        def inside(jitted: Any) -> Callable[..., Any]:
+            def answer(*args: Any, **kwargs: Any) -> Any:
+                told = name, library.mirrored, True
+                raise Answer(trace_signature(read_signature(jitted), args, kwargs, *told))
+
+            return answer
+
+        program = replace(answer_of(library.around(inside), args, kwargs), library=library)
+    _warn_of_waste(program)
+    return program
+
+
+def _warn_of_dead(jaxpr: Any, name: str) -> None:
+    """Warn if most operations of a trace were removed."""
+    from .needless import count, without_dead_code
+
+    total = count(jaxpr)
+    dead = total - count(without_dead_code(jaxpr, [None] * len(jaxpr.constvars))[0])
+    if dead >= _FEW and dead > total / 2:
+        warnings.warn(
+            f"{name}: {dead} of {total} operations were removed, because nothing that it returns "
+            f"depends on them. Return what it updates; nnx.jit and eqx.filter_jit do that, so "
+            f"trace their functions as they are.",
+            stacklevel=4,
+        )
+
+
+def _warn_of_waste(program: Program) -> None:
+    """Warn if donated arrays have no result of their type."""
+    graph = program.graph
+    wasted = [
+        f"{name} {graph.values[v]}"
+        for name, v, donated, is_taken in zip(
+            graph.input_names, graph.inputs, graph.donated, given_up(graph), strict=True
+        )
+        if donated and not is_taken and graph.values[v].size
+    ]
+    if wasted:
+        warnings.warn(
+            f"{program.name}: {len(wasted)} of {sum(graph.donated)} donated arrays, the first of "
+            f"them {wasted[0]}, come back in no result of their shape and dtype. Return the "
+            f"updated state, or do not donate it.",
+            stacklevel=3,
+        )
 
 
 @contextmanager
@@ -203,9 +276,18 @@ def tracing() -> bool:
 
 
 def trace_signature(
-    signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None = None
+    signature: Signature,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str | None = None,
+    mirrored: str = "",
+    warns: bool = False,
 ) -> Program:
-    """`trace` of a function whose static and donated arguments are known."""
+    """`trace` of a function whose static and donated arguments are known.
+
+    `mirrored` is the path in the result of what arguments become for the next call. It `warns` if
+    most of what the function computes is not returned.
+    """
     import jax
 
     call = signature.split(args, kwargs)
@@ -221,9 +303,27 @@ def trace_signature(
     finally:
         _TRACING.reset(within)
     called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
+    if warns:
+        _warn_of_dead(traced.jaxpr.jaxpr, called or "program")
     leaves, tree = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
     donated = signature.donated(args, kwargs)
-    return _program(traced, leaves, tree, donated, positions, call.static, called or "program")
+    name = called or "program"
+    program = _program(traced, leaves, tree, donated, positions, call.static, name)
+    return replace(program, state=_mirrors(program.graph, mirrored)) if mirrored else program
+
+
+def _mirrors(graph: BlockGraph, prefix: str) -> Mapping[str, str]:
+    """The results under a path that have the rest of their path and their type in common with an
+    argument: name -> the argument's."""
+    inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
+    found = {}
+    for name, v in zip(graph.output_names, graph.outputs, strict=True):
+        before = inputs.get(name.removeprefix(prefix))
+        if before is not None and name.startswith(prefix):
+            a, b = graph.values[before], graph.values[v]
+            if (a.shape, a.dtype) == (b.shape, b.dtype):
+                found[name] = name.removeprefix(prefix)
+    return found
 
 
 def _traced(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
@@ -278,7 +378,7 @@ def _program(
     from .jaxprs import block_graph
 
     if traced.jaxpr.in_avals and any(hasattr(a, "inner_aval") for a in traced.jaxpr.in_avals):
-        raise TraceError(
+        raise UnplannedError(
             "an argument is a mutable reference", hint="Pass its value and return the new value."
         )
     if len(leaves) != len(traced.jaxpr.in_avals):
@@ -286,15 +386,22 @@ def _program(
             "the function closes over a value of another trace that is not finished",
             hint="Pass it as an argument instead.",
         )
+    meshes: dict[Any, None] = {}
     graph = replace(
-        block_graph(traced.jaxpr.jaxpr, traced.jaxpr.consts, name),
+        block_graph(traced.jaxpr.jaxpr, traced.jaxpr.consts, name, meshes=meshes),
         input_names=tuple(_input_name(path, positions) for path, _ in leaves),
         output_names=_paths(traced.out_tree, traced.jaxpr.out_avals),
         donated=tuple(donated),
     )
     out_tree = traced.out_tree
     return Program(
-        graph, encode_treedef(in_tree), encode_treedef(out_tree), static, in_tree, out_tree
+        graph,
+        encode_treedef(in_tree),
+        encode_treedef(out_tree),
+        static,
+        in_tree,
+        out_tree,
+        meshes=tuple(meshes),
     )
 
 

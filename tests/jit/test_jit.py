@@ -79,8 +79,10 @@ def test_one_plan_serves_arguments_of_one_type(plans: list[str]) -> None:
     f.front(jax.ShapeDtypeStruct(W.shape, W.dtype), X)
     placed = jax.device_put((W, X), f.compiled(W, X).input_shardings[0])
     np.testing.assert_allclose(f(*placed), expected, rtol=1e-6)
-    f(jax.device_put(W, jax.devices()[3]), x := placed[1])
+    x, elsewhere = placed[1], jax.device_put(W, jax.devices()[3])
     f(jax.device_put(W, NamedSharding(x.sharding.mesh, P())), x)
+    with pytest.raises(ValueError, match="incompatible devices"):
+        f(elsewhere, x)
     assert plans == ["forward"]
     f(W, X[:8])
     assert plans == ["forward", "forward"]
@@ -188,8 +190,10 @@ def test_static_arguments_by_position_keyword_and_default(plans: list[str]) -> N
     assert len(plans) == 5
     with pytest.raises(ValueError, match="Non-hashable static arguments"):
         te.jit(f, static_argnums=1, settings=QUICK)(W, [1])
-    with pytest.raises(te.TapestryError, match="str 'sum' is not an array\n"):
+    with pytest.raises(TypeError, match="at path mode"):
         te.jit(f, settings=QUICK)(W, mode="sum")
+    with pytest.raises(te.TapestryError, match="str 'sum' is not an array\n"):
+        te.jit(f, mesh=jax.devices(), settings=QUICK)(W, mode="sum")
 
 
 def test_donated_by_name() -> None:
@@ -267,11 +271,17 @@ def test_inside_another_te_jit_there_is_nothing_to_warn_of(plans: list[str]) -> 
 
 
 @pytest.mark.parametrize(
-    "word", [{"device": 0}, {"backend": "cpu"}, {"abstracted_axes": ()}, {"compiler_options": {}}]
+    ("words", "says"),
+    [
+        ({"abstracted_axes": ()}, "takes no abstracted_axes"),
+        ({"backend": "cpu", "mesh": jax.devices()}, "mesh and device or backend"),
+    ],
 )
-def test_what_has_no_meaning_here_is_refused_with_the_remedy(word: dict[str, Any]) -> None:
-    with pytest.raises(te.TapestryError, match=f"takes no {next(iter(word))}") as e:
-        te.jit(forward, **word)
+def test_what_has_no_meaning_here_is_refused_with_the_remedy(
+    words: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(te.TapestryError, match=says) as e:
+        te.jit(forward, **words)
     assert e.value.hint
 
 

@@ -110,14 +110,13 @@ def _run(
         call = Call(op.kernel, params, op.params, tuple(operands), block, platform)
         return _dynamic_slice(call) if op.kernel == "dynamic_slice" else _bound(call)
     images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
-    placed = op.kernel not in ("random_bits", "random_split") or _bits_have_places()
-    local = _local_params(op, block, images) if placed and not block.is_sparse else None
+    local = _local_params(op, block, images) if not block.is_sparse else None
     if local is None:
         larger = block.uncut_where_gathered(layouts)
         if larger != block:
             return block.crop(larger, _run(op, larger, operands, layouts, where, platform))
         dense = block.without_gaps(images) if block.is_sparse else None
-        local = _local_params(op, block, dense) if placed and dense else None
+        local = _local_params(op, block, dense) if dense else None
         if dense is None or local is None:
             raise PlanError(
                 f"the kernel cannot run on the blocks that {block.cuts} cut its index space into",
@@ -245,13 +244,6 @@ def _random_split(call: Call) -> list[jax.Array]:
 
     words = jnp.stack(_hashed(call), -1)
     return [jax.random.wrap_key_data(words, impl=jax.random.key_impl(call.operands[0]))]
-
-
-def _bits_have_places() -> bool:
-    """Whether JAX's Threefry bits are a function of an element's place alone."""
-    import jax
-
-    return bool(getattr(jax.config, "jax_threefry_partitionable", True))
 
 
 def _dynamic_slice(call: Call) -> list[jax.Array]:

@@ -7,7 +7,9 @@ comes near the limit, the module is asked before it runs.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.plans.plan import Plan
@@ -36,21 +38,32 @@ def needed_bytes(compiled: jax.stages.Compiled) -> int | None:
     )
 
 
-def compile_within(plans: Sequence[Plan], mesh: Any, limit: float | None) -> CompiledPlan:
+def compile_within(
+    plans: Sequence[Plan],
+    mesh: Any,
+    limit: float | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> CompiledPlan:
     """The first of the plans, best first, whose compiled module needs no more bytes than the limit.
+    XLA is given the `options` besides those of the plan.
 
     Plans far below the limit are not asked. A plan that needs more is left for the next one that,
     if it exceeded its peak as much, would fit; after a few tries the one that needs the least is
     taken. Either way a warning says so, once.
     """
-    best = compile(plans[0], mesh)
+
+    def made_of(plan: Plan) -> CompiledPlan:
+        made = compile(plan, mesh)
+        return replace(made, more_options=options) if options else made
+
+    best = made_of(plans[0])
     if limit is None or plans[0].costs.peak_bytes <= DANGER * limit:
         return best
     tried: list[tuple[int, CompiledPlan]] = []
     left = list(plans)
     while left and len(tried) < _TRIES:
         plan = left.pop(0)
-        made = compile(plan, mesh) if tried else best
+        made = made_of(plan) if tried else best
         needed = needed_bytes(made.compile())
         if needed is None:
             return made

@@ -13,9 +13,9 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.progress import Progress
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.tracing.arguments import check_jit
-from tapestry_egg.tracing.call_signature import read_signature
+from tapestry_egg.tracing.call_signature import on_mesh, read_signature
 
-from .foreign_jits import Adopted, adopt
+from .adopted import Adopted, adopt
 from .optimized import Optimized
 from .planning import Request
 
@@ -66,7 +66,8 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     arguments and shardings are given as to `jax.jit`; those of a function that is already jitted
     (by `jax.jit`, `nnx.jit` or `eqx.filter_jit`) are kept. All inputs stay inputs, whatever
     `keep_unused` says. Without `fn` the result is a decorator. Under a JAX transformation (`grad`,
-    `vmap`, `jit`) the original function runs, and a warning says so once.
+    `vmap`, `jit`) the original function runs, and a warning says so once. So it does if it says
+    what no plan keeps (docs/jit.md lists it), or is bound to one of several devices.
 
     A JAX mesh is a contract: what crosses the boundary is laid out by its axes and is on that mesh.
     Without one, that of the shardings given counts, then that on which arguments of the first call
@@ -86,14 +87,16 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     """
     if fn is None:
         return functools.partial(jit, **{k: v for k, v in locals().items() if k != "fn"})
-    for name, given in (
-        ("device", device),
-        ("backend", backend),
-        ("compiler_options", compiler_options),
-        ("abstracted_axes", abstracted_axes),
-    ):
-        if given is not None:
-            raise TapestryError(f"te.jit takes no {name}", where="jit", hint=_INSTEAD[name])
+    if abstracted_axes is not None:
+        raise TapestryError(
+            "te.jit takes no abstracted_axes",
+            where="jit",
+            hint="Every shape gets a plan of its own; pad to a few lengths.",
+        )
+    if mesh is not None and not (device is None and backend is None):
+        raise TapestryError(
+            "mesh and device or backend are both given", where="jit", hint="Give the mesh alone."
+        )
     check_jit(fn, mesh, minimize, limits, rules, settings)
     request = Request(
         mesh=mesh,
@@ -124,12 +127,13 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
     adopted: Adopted | None = adopt(fn, request, words)
     if adopted is not None:
         return adopted
-    return Optimized(read_signature(fn, inline=inline, **words), request)
-
-
-_INSTEAD = {
-    "device": "Pass mesh=[device].",
-    "backend": "Pass mesh=jax.devices(backend).",
-    "compiler_options": "Pass them to `.lower(...).compile(compiler_options)`, or set XLA_FLAGS.",
-    "abstracted_axes": "Every shape gets a plan of its own; pad to a few lengths.",
-}
+    more = {
+        "keep_unused": keep_unused,
+        "inline": inline,
+        "device": device,
+        "backend": backend,
+        "compiler_options": compiler_options,
+    }
+    words["in_shardings"] = on_mesh(in_shardings, mesh)
+    words["out_shardings"] = on_mesh(out_shardings, mesh)
+    return Optimized(read_signature(fn, **words, **more), request)

@@ -6,30 +6,49 @@ import functools
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
-from tapestry_egg.errors import ShardMapError
+from tapestry_egg.errors import TraceError, UnplannedError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime.dispatch import Answer, dispatcher
+from tapestry_egg.runtime.dispatch import Answer, count_miss, dispatcher
 from tapestry_egg.tracing.call_signature import (
+    Jitted,
     Signature,
     argument_shardings,
     on_meshes,
     read_signature,
     result_shardings,
 )
+from tapestry_egg.tracing.constraints import check_memory_kept, entered_mesh
 
-from .planning import Request, best_plan, compile_best, needs_all, plan_program, whole_front
+from .jax_call import (
+    JaxCall,
+    as_set,
+    check_constraints,
+    check_planned,
+    plain_call,
+    read_call,
+)
+from .places import named_mesh
+from .planning import (
+    Request,
+    best_plan,
+    compile_best,
+    devices_of,
+    needs_all,
+    place,
+    plan_program,
+    whole_front,
+)
 
 if TYPE_CHECKING:
     import jax
 
-    from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.runtime.compile import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
@@ -45,6 +64,18 @@ class _Planned:
     compiled: CompiledPlan | None = None
 
 
+@dataclass(frozen=True, eq=False, slots=True)
+class _AsWritten:
+    """Why a combination of argument types is not planned; `told` where something is lost by it."""
+
+    why: UnplannedError
+    told: bool = True
+
+
+# The devices that arguments are committed to; None where none is.
+_Devices = frozenset[Any] | None
+
+
 # Types of which as many are known as JAX knows of one function; the oldest are forgotten first.
 _MOST = 8192
 
@@ -52,7 +83,7 @@ _MOST = 8192
 _Split = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]
 
 
-class Optimized:
+class Optimized(Jitted):
     """A function that is planned per argument types; `front(*args)` and `plan(*args)` show how.
 
     What else a function of `jax.jit` has, it has too: `trace`, `lower` and `eval_shape` with
@@ -69,11 +100,10 @@ class Optimized:
         self._mirrored = mirrored
         # By the types as they come, and by what JAX makes of them: a number is an array of no dims,
         # and where an array lies is no part of its type. The first only saves asking.
-        self._known: dict[Any, _Planned] = {}
-        self._planned: dict[Any, _Planned] = {}
+        self._known: dict[Any, _Planned | _AsWritten] = {}
+        self._planned: dict[Any, _Planned | _AsWritten] = {}
         self._planning = threading.RLock()
         self._warned = False
-        self._as_written = False  # it has a shard_map that cannot be planned
         self._runs_now, self._context, self._flatten = _of_jax()
         self._call = self._dispatcher()
 
@@ -92,7 +122,7 @@ class Optimized:
         return dispatcher(
             getattr(signature.fn, "__name__", "te.jit"),
             asked,
-            signature.jitted,
+            signature.written,
             signature.static_argnums,
             signature.static_argnames,
         )
@@ -101,22 +131,30 @@ class Optimized:
         """Run the plan for arguments that are of new types, or do not lie as planned."""
         if not self._runs_now():  # JAX is differentiating or batching
             return self._transformed(*args, **kwargs), None, False
-        if self._as_written:
-            return self.signature.jitted(*args, **kwargs), None, False
-        try:
-            found = self._lookup(args, kwargs)
-        except ShardMapError as e:
-            self._as_written = True
-            warnings.warn(f"{self!r} runs as it is written, not planned: {e}", stacklevel=4)
-            return self.signature.jitted(*args, **kwargs), None, False
+        found = self._lookup(args, kwargs)
+        written = self.signature.written
+        if isinstance(found, _AsWritten):
+            if found.told:
+                name = getattr(self.signature.fn, "__name__", "the function")
+                self._warn(f"{name} of te.jit runs as it is written, not planned: {found.why}", 4)
+            with as_set():
+                answer: Answer = written._cache_miss(*args, **kwargs)
+            return answer
+        count_miss()
         given, named, _ = self._split(args, kwargs)
         compiled = found.compiled or self._compile(found)
         try:
             return compiled.ask(given, named)
         except FloatingPointError:  # JAX, which looks for it, says where it comes from
             if not any(found.program.graph.donated):
-                self.signature.jitted(*args, **kwargs)
+                written(*args, **kwargs)
             raise
+
+    def _warn(self, words: str, stacklevel: int) -> None:
+        """Say that there is no plan, once for all calls."""
+        if not self._warned:
+            self._warned = True
+            warnings.warn(words, stacklevel=stacklevel + 1)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: the instance is the first argument."""
@@ -127,7 +165,7 @@ class Optimized:
 
     def front(self, *args: Any, **kwargs: Any) -> Front:
         """The Pareto front for arguments of these types (arrays or `jax.ShapeDtypeStruct`)."""
-        found = self._lookup(args, kwargs)
+        found = self._found(args, kwargs)
         with self._planning:
             if found.whole is None:
                 known = needs_all(found.request)
@@ -135,22 +173,28 @@ class Optimized:
         return found.whole
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
-        """The plan that a call with arguments of these types runs."""
-        found = self._lookup(args, kwargs)
+        """The plan that a call with arguments of these types runs. Raises UnplannedError where such
+        a call runs the function as it is written."""
+        found = self._found(args, kwargs)
         return found.compiled.plan if found.compiled else best_plan(found.front, found.request)
 
     def compiled(self, *args: Any, **kwargs: Any) -> CompiledPlan:
         """The plan on its devices: its shardings, and its executable."""
-        found = self._lookup(args, kwargs)
+        found = self._found(args, kwargs)
         return found.compiled or self._compile(found)
 
     def trace(self, *args: Any, **kwargs: Any) -> jax.stages.Traced:
-        """The plan as a jaxpr: one `shard_map`, in the function's own signature."""
-        return self.compiled(*args, **kwargs).trace()
+        """The plan as a jaxpr, one `shard_map`, in the function's own signature; the function's own
+        where it runs as it is written."""
+        found = self._lookup(args, kwargs)
+        if isinstance(found, _AsWritten):
+            traced: jax.stages.Traced = self.signature.written.trace(*args, **kwargs)
+            return traced
+        return (found.compiled or self._compile(found)).trace()
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         """The plan as StableHLO; its `.compile()` is called without the static arguments."""
-        return self.compiled(*args, **kwargs).lower()
+        return self.trace(*args, **kwargs).lower()
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the result. Plans nothing."""
@@ -172,7 +216,14 @@ class Optimized:
         static = tuple([(at, type(value), value) for at, value in call.static])
         return call.args, call.kwargs, static
 
-    def _lookup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned:
+    def _found(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned:
+        """`_lookup` of what is planned. Raises UnplannedError for what is not."""
+        found = self._lookup(args, kwargs)
+        if isinstance(found, _AsWritten):
+            raise found.why
+        return found
+
+    def _lookup(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned | _AsWritten:
         """What is known for these arguments, planned now if they are of new types."""
         given, named, static = self._split(args, kwargs)
         leaves, tree = self._flatten((given, named))
@@ -187,40 +238,86 @@ class Optimized:
             with self._planning, rarely_collected():
                 types = tuple(map(_as_jax_sees_it, leaves))
                 anywhere = tuple(t if isinstance(t, type) else (*t[:3], None) for t in types)
-                found = self._planned.get((*rest, types)) or self._planned.get((*rest, anywhere))
+                devices = self._devices(leaves)
+                found = self._planned.get((*rest, devices, types)) or self._planned.get(
+                    (*rest, devices, anywhere)
+                )
                 if found is None:
                     found = self._plan(leaves, args, kwargs)
-                    _keep(self._planned, (*rest, types), found)
+                    # What it returns comes back on its devices, and whatever lies nowhere with it.
+                    for also in (devices, *self._devices_of(found)):
+                        _keep(self._planned, (*rest, also, types), found)
                 _keep(self._known, key, found)
         return found
 
-    def _plan(self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Planned:
+    def _devices(self, leaves: list[Any]) -> _Devices:
+        """The devices that the arguments bind a call to. Where the user has named a mesh none does:
+        arguments are moved there."""
+        if self._request.mesh is not None:
+            return None
+        found = {devices for x in leaves if (devices := _committed(x)) is not None}
+        if len(found) > 1:
+            return frozenset(found)  # JAX refuses it
+        return next(iter(found), None)
+
+    def _devices_of(self, found: _Planned | _AsWritten) -> tuple[_Devices, ...]:
+        """Devices that arguments may be bound to for the same plan."""
+        if self._request.mesh is not None or isinstance(found, _AsWritten):
+            return ()
+        own = frozenset(devices_of(place(found.request)))
+        return (own, None) if own == frozenset(devices_of(None)) else (own,)
+
+    def _plan(
+        self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Planned | _AsWritten:
         from tapestry_egg.tracing.trace import trace_signature
 
-        signature = self.signature
+        signature, request = self.signature, self._request
         given, named, _ = self._split(args, kwargs)
-        program = trace_signature(signature, args, kwargs)
-        request = replace(
-            self._request,
-            state=self._state(program.graph),
-            in_shardings=argument_shardings(signature.in_shardings, given, named),
-            out_shardings=result_shardings(signature.out_shardings, program.out_treedef),
-            committed=on_meshes(leaves),
-        )
+        try:
+            for leaf in leaves:
+                check_memory_kept(getattr(leaf, "sharding", None), "an argument")
+            program = trace_signature(signature, args, kwargs, mirrored=self._mirrored)
+            request = replace(
+                request,
+                state={**program.state, **(request.state or {})} or None,
+                in_shardings=argument_shardings(signature.in_shardings, given, named),
+                out_shardings=result_shardings(signature.out_shardings, program.out_treedef),
+                committed=on_meshes(leaves),
+                compiler_options=signature.compiler_options,
+            )
+            if request.mesh is None:
+                call = self._jax_call(program, request, leaves, args, kwargs)
+                if call is not None:
+                    check_planned(call)
+                    request = replace(request, inside=call.shardings)
+                asked = signature.in_shardings, signature.out_shardings, request.pins or None
+                if not program.graph.operations and asked == (None, None, None):
+                    return _AsWritten(UnplannedError("it computes nothing"), told=False)
+            check_constraints(program, named_mesh(request))
+        except UnplannedError as e:
+            return _AsWritten(e)
+        except TraceError:
+            if request.mesh is None:
+                read_call(signature.written, args, kwargs)  # JAX says it in its own words
+            raise
         return _Planned(program, plan_program(program, request), request)
 
-    def _state(self, graph: BlockGraph) -> Mapping[str, str] | None:
-        """Which results become which arguments: as asked, and those that mirror their arguments."""
-        state = dict(self._request.state or {})
-        inputs = dict(zip(graph.input_names, graph.inputs, strict=True)) if self._mirrored else {}
-        for name, v in zip(graph.output_names, graph.outputs, strict=False):
-            before = inputs.get(name.removeprefix(self._mirrored))
-            if before is None or not name.startswith(self._mirrored):
-                continue
-            a, b = graph.values[before], graph.values[v]
-            if (a.shape, a.dtype) == (b.shape, b.dtype):
-                state.setdefault(name, name.removeprefix(self._mirrored))
-        return state or None
+    def _jax_call(
+        self,
+        program: Program,
+        request: Request,
+        leaves: list[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> JaxCall | None:
+        """How `jax.jit` would run the call; None where it does not say."""
+        said = [s for s in (*request.in_shardings, *request.out_shardings) if s is not None]
+        placed = [x for x in leaves if getattr(x, "sharding", None) is not None]
+        lying = [x.sharding for x in placed if getattr(x, "committed", True)]
+        checked = self.signature.placed or (lying and request.in_shardings)  # by JAX
+        plain = None if checked else plain_call(program, [*said, *lying])
+        return plain or read_call(self.signature.written, args, kwargs)
 
     def _compile(self, found: _Planned) -> CompiledPlan:
         with self._planning:
@@ -235,15 +332,17 @@ class Optimized:
         from tapestry_egg.tracing.trace import tracing
 
         disabled = jax.config.values.get("jax_disable_jit", False)
-        if not self._warned and not disabled and not tracing():
-            self._warned = True
+        if not disabled and not tracing():
             name = getattr(self.signature.fn, "__name__", "the function")
-            warnings.warn(
+            self._warn(
                 f"{name} of te.jit is called under grad, vmap, jit or another transformation: the "
                 f"original runs there, without a plan. Give the whole step to te.jit instead.",
-                stacklevel=5,
+                5,
             )
-        return self.signature.jitted(*args, **kwargs)
+        written, mesh = self.signature.written, entered_mesh()
+        if mesh is not None:
+            written = self.signature.on(mesh)
+        return written(*args, **kwargs)
 
 
 @functools.cache
@@ -265,7 +364,7 @@ def _of_jax() -> tuple[
     return runs_now, config.trace_context, jax.tree.flatten
 
 
-class Bound:
+class Bound(Jitted):
     """An optimised function as a method of one instance, with all that the function has."""
 
     def __init__(self, function: Any, instance: Any) -> None:
@@ -276,9 +375,9 @@ class Bound:
         return self.__func__(self.__self__, *args, **kwargs)
 
     @property
-    def signature(self) -> Signature:
+    def signature(self) -> Signature:  # type: ignore[override]
         """That of the function without the instance."""
-        return read_signature(MethodType(self.__func__.signature.jitted, self.__self__))
+        return read_signature(MethodType(self.__func__.signature.written, self.__self__))
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("front", "plan", "compiled", "trace", "lower", "eval_shape"):
@@ -287,17 +386,31 @@ class Bound:
         return functools.partial(method, self.__self__)
 
 
-def _keep(known: dict[Any, _Planned], key: Any, found: _Planned) -> None:
+def _keep(known: dict[Any, _Planned | _AsWritten], key: Any, found: _Planned | _AsWritten) -> None:
     """Note what is known, and forget the oldest where it is too much."""
     while len(known) >= _MOST:
         del known[next(iter(known))]
     known[key] = found
 
 
-def _as_it_comes(leaf: Any) -> Any:
-    """JAX's type of an array, with where it lies; shape and dtype of NumPy's; any other's class."""
+def _committed(leaf: Any) -> _Devices:
+    """The devices that an array, or one that a `jax.ShapeDtypeStruct` describes, is committed to."""
+    sharding = getattr(leaf, "sharding", None)
+    if sharding is None or not getattr(leaf, "committed", True):
+        return None
     try:
-        return leaf.aval
+        devices = frozenset(sharding.device_set)
+    except ValueError:  # a mesh that is only described
+        return None
+    # What names no axes is no place that a plan has.
+    named = len(devices) == 1 or hasattr(sharding, "spec")
+    return devices if named else frozenset((*devices, type(sharding)))
+
+
+def _as_it_comes(leaf: Any) -> Any:
+    """JAX's type of an array, and where it lies; shape and dtype of NumPy's; any other's class."""
+    try:
+        return leaf.aval, _committed(leaf)
     except AttributeError:
         pass
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
@@ -312,9 +425,9 @@ def _as_jax_sees_it(leaf: Any) -> Any:
     try:
         seen = jax.typeof(leaf)
     except TypeError:
-        if not hasattr(leaf, "dtype"):
-            return type(leaf)
         seen = leaf
+    if not hasattr(seen, "dtype"):
+        return type(leaf)  # a token, and what is no array
     mesh = getattr(getattr(seen, "sharding", None), "mesh", None)
     typed = bool(getattr(mesh, "explicit_axes", ()))
     dtype = jax.dtypes.canonicalize_dtype(seen.dtype, allow_extended_dtype=True)

@@ -1,7 +1,7 @@
 """Places: the mesh that a request of `te.jit` is about, and the layouts that it pins.
 
 The mesh is the one given, else that of the shardings given, else the one on which arguments were
-put, else the one that is set (`jax.set_mesh`), as under `jax.jit`. All are contracts; a list of
+put, else that of constraints inside, else the one that is set (`jax.set_mesh`), as under `jax.jit`. All are contracts; a list of
 devices, or nothing, is none.
 """
 
@@ -30,7 +30,8 @@ def named_mesh(request: Request) -> Any:
     if isinstance(request.mesh, jax.sharding.Mesh):
         return request.mesh
     own = None if request.mesh is None else set(_flat(request.mesh))
-    for sharding in (*request.in_shardings, *request.out_shardings, *_committed(request)):
+    said = (*request.in_shardings, *request.out_shardings, *_committed(request), *request.inside)
+    for sharding in said:
         mesh = getattr(sharding, "mesh", None)
         if isinstance(mesh, jax.sharding.Mesh) and (own is None or set(mesh.devices.flat) == own):
             return mesh

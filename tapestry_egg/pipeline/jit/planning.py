@@ -62,7 +62,8 @@ class Request:
     a `jax.sharding.Sharding`, a `PartitionSpec`, or None where the plan is free; empty where the
     user said nothing at all. `committed` is where the arguments of the first call lay: the
     `NamedSharding` of those that were put on a mesh, None for the others; empty where none was.
-    With `arguments="free"` that is no pin. `cache` is where fronts are kept (None: as the
+    With `arguments="free"` that is no pin. `inside` are the shardings that the program itself
+    names. `compiler_options` are XLA's, besides those that a plan counts on. `cache` is where fronts are kept (None: as the
     environment says, see `files/plan_cache.py`; False: nowhere).
     """
 
@@ -77,6 +78,8 @@ class Request:
     in_shardings: tuple[Any, ...] = ()
     out_shardings: tuple[Any, ...] = ()
     committed: tuple[Any, ...] = ()
+    inside: tuple[Any, ...] = ()
+    compiler_options: Mapping[str, Any] = field(default_factory=dict)
     arguments: str = "pinned"
     cache: bool | str | Path | None = None
     settings: Settings | None = None
@@ -154,7 +157,7 @@ def _once(
             "settings": request.settings,
         },
         lambda: _where_they_lie(program, request, plan),
-        devices=_devices(_place(request)),
+        devices=devices_of(place(request)),
         cache=request.cache,
     )
     for note in front.notes:
@@ -252,7 +255,7 @@ def compile_best(front: Front, request: Request) -> CompiledPlan:
 
     limit = front.limits(request.limits).get("peak_bytes")
     plans = front.ranked(request.minimize, request.limits)
-    run = compile_within(plans, _place(request), limit)
+    run = compile_within(plans, place(request), limit, request.compiler_options)
     # Where the user has asked for it, or was told already.
     run.moves.told = request.arguments == "free" or any(n.startswith(_MOVED) for n in front.notes)
     return run
@@ -267,7 +270,7 @@ def machine_of(request: Request) -> Target:
         return request.target
     if request.target is not None:
         return load_target(request.target)
-    devices = _devices(_place(request))
+    devices = devices_of(place(request))
     shape = "x".join(map(str, network_shape(devices)))
     machine = load_target(f"{target_name(devices[0])}:{shape}")
     limit = memory_limit(devices)
@@ -277,7 +280,7 @@ def machine_of(request: Request) -> Target:
     return replace(machine, hbm_bytes=max(limit - limit % _GRAIN, limit // 2))
 
 
-def _place(request: Request) -> Any:
+def place(request: Request) -> Any:
     """What supplies the devices: the mesh that the request names, else what was given."""
     mesh = named_mesh(request)
     return request.mesh if mesh is None else mesh
@@ -301,7 +304,8 @@ def target_name(device: Any) -> str:
     )
 
 
-def _devices(mesh: Any | Sequence[Any] | None) -> list[Any]:
+def devices_of(mesh: Any | Sequence[Any] | None) -> list[Any]:
+    """The devices that a mesh, or a list, supplies; all where it is None."""
     import jax
 
     if mesh is None:

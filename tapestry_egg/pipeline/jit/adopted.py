@@ -3,21 +3,16 @@ between go through a plan."""
 
 from __future__ import annotations
 
-import copy
 import functools
-import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextvars import ContextVar
 from typing import Any
 
-from tapestry_egg.errors import TraceError
 from tapestry_egg.tracing.call_signature import read_signature
+from tapestry_egg.tracing.library_jits import Answer, LibraryJit, answer_of, library_jit
 
 from .optimized import Bound, Optimized
 from .planning import Request
-
-# From the `jax.jit` inside of a library's function to one of these functions around another.
-Rebuild = Callable[[Callable[[Any], Any]], Any]
 
 
 def adopt(fn: Any, request: Request, words: Mapping[str, Any]) -> Adopted | None:
@@ -25,35 +20,21 @@ def adopt(fn: Any, request: Request, words: Mapping[str, Any]) -> Adopted | None
 
     Raises TraceError where words are given that belong to the library's own `jit`.
     """
-    nnx = _of_nnx(fn)
-    rebuild = nnx or _of_equinox(fn)
-    if rebuild is None:
-        return None
-    for name, given in words.items():
-        if given is not None:
-            raise TraceError(
-                f"the function was jitted by {type(fn).__module__.partition('.')[0]}",
-                where=name,
-                hint="Give these to its own jit; te.jit keeps them.",
-            )
-    return Adopted(rebuild, request, _UPDATED if nnx else "")
-
-
-#: Where the function inside of `nnx.jit` returns its arguments' modules, as they are updated.
-_UPDATED = "[0]"
+    library = library_jit(fn, words)
+    return None if library is None else Adopted(library, request)
 
 
 class Adopted:
     """Called and used as the library's own function; `front`, `plan` and `compiled` as usual."""
 
-    def __init__(self, rebuild: Rebuild, request: Request, mirrored: str = "") -> None:
+    def __init__(self, library: LibraryJit, request: Request) -> None:
         kept: list[_Inside] = []
 
         def planned(jitted: Any) -> _Inside:
-            kept.append(_Inside(Optimized(read_signature(jitted), request, mirrored)))
+            kept.append(_Inside(Optimized(read_signature(jitted), request, library.mirrored)))
             return kept[0]
 
-        self._outer = rebuild(planned)
+        self._outer = library.around(planned)
         (self._inside,) = kept
         functools.update_wrapper(self, self._outer, updated=())
 
@@ -90,19 +71,13 @@ class Adopted:
         surroundings."""
         asking = _QUESTION.set(question)
         try:
-            self._outer(*args, **kwargs)
-        except _Answer as answer:
-            return answer.args[0]
+            return answer_of(self._outer, args, kwargs)
         finally:
             _QUESTION.reset(asking)
 
 
 # What is asked of the function inside instead of calling it.
 _QUESTION: ContextVar[str] = ContextVar("question", default="")
-
-
-class _Answer(Exception):
-    """Leads out of the library's function without a call."""
 
 
 class _Inside:
@@ -120,54 +95,9 @@ class _Inside:
             answer = getattr(self.optimized, question)(*args, **kwargs)
         finally:
             _QUESTION.reset(asking)
-        raise _Answer(answer)
+        raise Answer(answer)
 
     def __getattr__(self, name: str) -> Any:
         if name == "optimized":
             raise AttributeError(name)
         return getattr(self.optimized, name)
-
-
-def _of_nnx(fn: Any) -> Rebuild | None:
-    nnx: Any = sys.modules.get("flax.nnx")
-    if nnx is None or not type(fn).__module__.startswith("flax.nnx.transforms"):
-        return None
-    info = getattr(getattr(fn, "jitted_fn", None), "_jit_info", None)
-    if info is None:
-        return None
-    simple = hasattr(fn, "graph")  # no references that are shared or change their structure
-
-    def rebuild(inside: Callable[[Any], Any]) -> Any:
-        static = set(info.static_argnums)
-        given = fn.in_shardings
-        if isinstance(given, tuple):  # nnx put None at the static ones
-            given = tuple(s for i, s in enumerate(given) if i not in static)
-        made = nnx.jit(
-            fn.fun,
-            in_shardings=given,
-            out_shardings=fn.out_shardings,
-            static_argnums=info.static_argnums or None,
-            static_argnames=info.static_argnames or None,
-            donate_argnums=info.donate_argnums or None,
-            donate_argnames=info.donate_argnames or None,
-            graph=fn.graph if simple else True,
-            graph_updates=not simple,
-        )
-        made.jitted_fn = inside(made.jitted_fn)
-        return made
-
-    return rebuild
-
-
-def _of_equinox(fn: Any) -> Rebuild | None:
-    if "equinox" not in sys.modules or not type(fn).__module__.startswith("equinox"):
-        return None
-    if getattr(getattr(fn, "_cached", None), "_jit_info", None) is None:
-        return None
-
-    def rebuild(inside: Callable[[Any], Any]) -> Any:
-        made = copy.copy(fn)
-        object.__setattr__(made, "_cached", inside(fn._cached))
-        return made
-
-    return rebuild

@@ -1,0 +1,132 @@
+"""Functions that `nnx.jit` or `eqx.filter_jit` made, with something else where their `jax.jit` is.
+
+These libraries keep their modules outside: what they call inside takes and gives arrays in pytrees
+of their own.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from types import MethodType
+from typing import Any
+
+from tapestry_egg.errors import TraceError
+
+# From the `jax.jit` inside of a library's function to what is to stand there.
+Inside = Callable[[Any], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class LibraryJit:
+    """A jitted function of a library's. `around(inside)` is the same function around `inside` of
+    the `jax.jit` that it has. `mirrored` is the path in the inner result of what the arguments
+    become for the next call: modules that the library updates in place."""
+
+    around: Callable[[Inside], Any]
+    mirrored: str = ""
+
+    def calling(self, inner: Callable[..., Any]) -> Any:
+        """The library's function, which calls `inner` with arrays in pytrees of its own."""
+        return self.around(lambda jitted: inner)
+
+
+def library_jit(fn: Any, words: Mapping[str, Any]) -> LibraryJit | None:
+    """What is known of a function that a library has jitted; None where none has.
+
+    Raises TraceError for `words` of `jax.jit` that are given beside: they are for the library's.
+    """
+    found = _of_partial(fn) or _of_nnx(fn) or _of_equinox(fn)
+    for word, value in words.items() if found else ():
+        if value is not None:
+            raise TraceError(
+                f"the function was jitted by {type(fn).__module__.partition('.')[0]}",
+                where=word,
+                hint="Give this to the library's own jit, which is kept.",
+            )
+    return found
+
+
+class Answer(Exception):
+    """Leads out of a library's function without a call."""
+
+
+def answer_of(outer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What the function inside of a library's answers instead of being called."""
+    try:
+        outer(*args, **kwargs)
+    except Answer as answer:
+        return answer.args[0]
+    raise TraceError(
+        "the library did not call its jitted function",
+        hint="Pass the arguments that it is called with.",
+    )
+
+
+def _of_partial(fn: Any) -> LibraryJit | None:
+    """Of a bound method, or a function with some arguments given (`functools.partial`, or a
+    library's own class like it)."""
+    if isinstance(fn, MethodType):
+        inner, given, named = fn.__func__, (fn.__self__,), {}
+    elif all(hasattr(fn, word) for word in ("func", "args", "keywords")):
+        inner, given, named = fn.func, tuple(fn.args), dict(fn.keywords)
+    else:
+        return None
+    library = library_jit(inner, {})
+    if library is None:
+        return None
+    return replace(
+        library, around=lambda inside: functools.partial(library.around(inside), *given, **named)
+    )
+
+
+def _of_nnx(fn: Any) -> LibraryJit | None:
+    home = "flax.nnx.transforms.compilation"
+    if home not in sys.modules or type(fn).__module__ != home or not hasattr(fn, "jitted_fn"):
+        return None
+    nnx: Any = sys.modules["flax.nnx"]
+    info = fn.jitted_fn._jit_info
+    simple = hasattr(fn, "graph")  # no references that are shared or change their structure
+
+    def around(inside: Inside) -> Any:
+        if hasattr(fn, "partial_args"):
+            made = copy.copy(fn)
+        else:  # what it traces knows itself, so that a copy would not do
+            static = set(info.static_argnums)
+            given = fn.in_shardings
+            if isinstance(given, tuple):  # nnx put None at the static ones
+                given = tuple(s for i, s in enumerate(given) if i not in static)
+            made = nnx.jit(
+                fn.fun,
+                in_shardings=given,
+                out_shardings=fn.out_shardings,
+                static_argnums=info.static_argnums or None,
+                static_argnames=info.static_argnames or None,
+                donate_argnums=info.donate_argnums or None,
+                donate_argnames=info.donate_argnames or None,
+                device=info.device,
+                backend=info.backend,
+                graph=fn.graph if simple else True,
+                graph_updates=not simple,
+            )
+        made.jitted_fn = inside(made.jitted_fn)
+        return made
+
+    return LibraryJit(around, mirrored="[0]")
+
+
+def _of_equinox(fn: Any) -> LibraryJit | None:
+    if "equinox" not in sys.modules or not type(fn).__module__.startswith("equinox"):
+        return None
+    if getattr(getattr(fn, "_cached", None), "_jit_info", None) is None:
+        return None
+
+    def around(inside: Inside) -> Any:
+        made = copy.copy(fn)
+        object.__setattr__(made, "_cached", inside(fn._cached))
+        return made
+
+    return LibraryJit(around)
