@@ -68,17 +68,8 @@ def check_plan(value: object, where: str) -> Any:
 
 
 def check_function(value: object, where: str) -> None:
-    """Something that can be called, and hashed. Raises TraceError for anything else."""
+    """Something that can be called. Raises TraceError for anything else."""
     if callable(value):
-        try:
-            hash(value)
-        except TypeError as e:
-            raise TraceError(
-                f"{type(value).__name__} cannot be traced as a function: {e}",
-                where=where,
-                hint="Its arrays are arguments: jit it by its library (eqx.filter_jit, nnx.jit), "
-                "and give that.",
-            ) from None
         return
     hint = "te.optimize(graph, target) takes graphs." if isinstance(value, BlockGraph) else ""
     raise TraceError(f"expected a function, given {a(value)}", where=where, hint=hint)

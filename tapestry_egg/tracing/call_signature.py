@@ -122,10 +122,19 @@ def read_signature(
 
     Static arguments are those given here and those that `fn` has itself; of donation and shardings
     `fn`'s own words count where none are given here. `more` are others of `jax.jit`'s words.
-    Raises TypeError or ValueError as `jax.jit` does, for words that do not fit `fn` or each other.
+    Raises TypeError or ValueError as `jax.jit` does, for words that do not fit `fn` or each other,
+    TraceError for an object with arrays in it, which cannot be told from others.
     """
     import jax
 
+    try:
+        hash(fn)
+    except TypeError as e:
+        raise TraceError(
+            f"{type(fn).__name__} cannot be traced as a function: {e}",
+            hint="Its arrays are arguments: jit it by its library (eqx.filter_jit, nnx.jit), and "
+            "give that.",
+        ) from None
     more = {word: value for word, value in more.items() if value}
     anew = bool(more) or in_shardings is not None or out_shardings is not None
     own = _own_words(fn)

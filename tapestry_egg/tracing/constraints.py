@@ -265,6 +265,17 @@ def entered_mesh() -> Any:
     return None if mesh is None or mesh.empty else mesh
 
 
+def one_device(sharding: Any) -> Any:
+    """The device that a sharding, or what stands for one, is about; None for any other, and one in
+    another memory."""
+    if hasattr(sharding, "device_kind"):
+        return sharding
+    alone = type(sharding).__name__ == "SingleDeviceSharding"
+    if not alone or sharding.memory_kind not in _DEFAULT_MEMORY:
+        return None
+    return next(iter(sharding.device_set))
+
+
 def with_devices(mesh: Any) -> dict[Any, None]:
     """A mesh by itself if it has devices; nothing for one that is only described, or none."""
     from jax.sharding import Mesh

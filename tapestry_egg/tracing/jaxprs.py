@@ -22,7 +22,7 @@ from tapestry_egg.metakernels.opaque import facts_of
 from . import needless
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
-from .constraints import check_layout_kept, constraint_of, with_devices
+from .constraints import check_layout_kept, constraint_of, one_device, with_devices
 from .control_flow import as_scan, rounds, with_counts
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
@@ -97,7 +97,7 @@ class _Flattener:
 
     remats: Iterator[int]
     sources: bool = True
-    meshes: dict[Any, None] = field(default_factory=dict)  # with devices, of all shardings inside
+    places: dict[Any, None] = field(default_factory=dict)  # meshes and devices that it names
     values: list[TensorType] = field(default_factory=list)
     operations: list[Operation] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
@@ -331,8 +331,11 @@ class _Flattener:
 
     def constrained(self, v: int, sharding: Any, explicit: bool, here: _Context) -> int:
         """The value under the constraint that a sharding makes of it."""
+        if (device := one_device(sharding)) is not None:
+            self.places[device] = None
+            return v
         check_layout_kept(sharding, str(here.source or ""))
-        self.meshes.update(with_devices(getattr(sharding, "mesh", None)))
+        self.places.update(with_devices(getattr(sharding, "mesh", None)))
         asked = constraint_of(sharding, self.values[v].rank, explicit)
         if asked is None:
             return v
@@ -377,7 +380,7 @@ class _Flattener:
                 hint="Its collectives must be those that vmap maps; or leave it out of what is "
                 "planned, and call it under jax.jit.",
             ) from e
-        self.meshes.update(with_devices(eqn.params["mesh"]))
+        self.places.update(with_devices(eqn.params["mesh"]))
         inner = replace(here, scope=_joined(here.scope, "shard_map"))
         return self.inline(whole.jaxpr, whole.consts, inputs, inner)
 
@@ -412,7 +415,7 @@ class _Flattener:
                 name = f"{kernel}.{parameter}"
                 name = f"{name}[{i}]" if isinstance(nested, tuple) else name
                 # A loop's barrier stands before the loop: nothing inside carries its number.
-                inner = _Flattener(self.remats, self.sources, self.meshes)
+                inner = _Flattener(self.remats, self.sources, self.places)
                 yield inner.graph(*opened(branch), name, replace(context, remat=None))
 
     def typed(self, aval: Any, kernel: str, here: _Context) -> TensorType:
@@ -520,15 +523,15 @@ def block_graph(
     name: str = "",
     *,
     sources: bool = True,
-    meshes: dict[Any, None] | None = None,
+    places: dict[Any, None] | None = None,
 ) -> BlockGraph:
     """The block graph of a jaxpr applied to `consts`.
 
-    With `sources=False` operations carry neither source nor scope. `meshes` is given those with
-    devices that the program names. Raises TraceError for dims of unknown size, and UnplannedError,
-    one of those, for what no plan keeps.
+    With `sources=False` operations carry neither source nor scope. `places` is given the meshes
+    with devices, and the devices, that the program names. Raises TraceError for dims of unknown
+    size, and UnplannedError, one of those, for what no plan keeps.
     """
-    found = {} if meshes is None else meshes
+    found = {} if places is None else places
     flattener = _Flattener(itertools.count(), sources, found)
     return flattener.graph(jaxpr, consts, name, _Context(), whole=True)
 

@@ -41,8 +41,8 @@ class Program:
     library: LibraryJit | None = None
     # Results that are arguments of the next call, whether donated or not: name -> name.
     state: Mapping[str, str] = field(default_factory=dict)
-    # Meshes with devices that the function itself names; known only where traced.
-    meshes: tuple[Any, ...] = ()
+    # Meshes with devices, and devices, that the function itself names; known only where traced.
+    places: tuple[Any, ...] = ()
 
     @staticmethod
     def of(graph: BlockGraph) -> Program:
@@ -386,9 +386,9 @@ def _program(
             "the function closes over a value of another trace that is not finished",
             hint="Pass it as an argument instead.",
         )
-    meshes: dict[Any, None] = {}
+    places: dict[Any, None] = {}
     graph = replace(
-        block_graph(traced.jaxpr.jaxpr, traced.jaxpr.consts, name, meshes=meshes),
+        block_graph(traced.jaxpr.jaxpr, traced.jaxpr.consts, name, places=places),
         input_names=tuple(_input_name(path, positions) for path, _ in leaves),
         output_names=_paths(traced.out_tree, traced.jaxpr.out_avals),
         donated=tuple(donated),
@@ -401,7 +401,7 @@ def _program(
         static,
         in_tree,
         out_tree,
-        meshes=tuple(meshes),
+        places=tuple(places),
     )
 
 

@@ -241,3 +241,33 @@ def test_the_command_line_takes_modules(tmp_path: Path) -> None:
         [*command, "show", str(out), "--egraph"], check=True, capture_output=True, text=True
     ).stdout
     assert '"root_eclasses"' in shown
+
+
+@pytest.mark.parametrize("shapes", [((4, 6), (6, 3)), ((6,), (6, 3)), ((4, 6), (6,)), ((6,), (6,))])
+def test_the_older_product_of_vectors_and_matrices(shapes: tuple[tuple[int, ...], ...]) -> None:
+    rng = np.random.default_rng(0)
+    a, b = (rng.normal(size=s).astype(np.float32) for s in shapes)
+    types = [f"tensor<{''.join(f'{n}x' for n in x.shape)}f32>" for x in (a, b, a @ b)]
+    text = (
+        f"module {{ func.func @main(%a: {types[0]}, %b: {types[1]}) -> {types[2]} {{ "
+        "%0 = stablehlo.dot %a, %b, precision = [HIGHEST, HIGHEST] : "
+        f"({types[0]}, {types[1]}) -> {types[2]} return %0 : {types[2]} }} }}"
+    )
+    program = te.from_stablehlo(text, "f")
+    np.testing.assert_allclose(program(a, b)[0], a @ b, rtol=1e-5)
+    (product,) = program.graph.operations
+    assert product.params["precision"] == [{"$enum": ["Precision", "HIGHEST"]}] * 2
+
+
+def test_what_a_module_asks_of_a_compiler_is_refused() -> None:
+    from jax.experimental.compute_on import compute_on
+    from jax.experimental.layout import Layout, with_layout_constraint
+
+    def on_host(x: jax.Array) -> jax.Array:
+        with compute_on("device_host"):
+            return x * 2
+
+    with pytest.raises(TraceError, match="compute units"):
+        through_text(on_host, X)
+    with pytest.raises(TraceError, match="LayoutConstraint"):
+        through_text(lambda x: with_layout_constraint(x * 2, Layout((1, 0))), X)

@@ -84,3 +84,60 @@ def test_nnx_modules_are_updated_in_place() -> None:
     pairs = dict(plan.origin.feedback)
     assert len(pairs) == len(plan.out_shardings) - 1  # all but the loss
     assert all(plan.out_shardings[j] == plan.in_shardings[i] for j, i in pairs.items())
+
+
+def test_traced_functions_of_nnx_update_their_modules() -> None:
+    nnx = pytest.importorskip("flax.nnx")
+    optax = pytest.importorskip("optax")
+    transform = optax.adam(0.1)
+
+    def step(model: Any, optimizer: Any, x: Any, y: Any) -> Any:
+        value, grads = nnx.value_and_grad(lambda m: jnp.mean((m(x) - y) ** 2))(model)
+        optimizer.update(model, grads)
+        return value
+
+    def made() -> tuple[Any, Any]:
+        model = nnx.Linear(8, 4, rngs=nnx.Rngs(0))
+        return model, nnx.Optimizer(model, transform, wrt=nnx.Param)
+
+    jitted = nnx.jit(step)
+    program = te.trace(jitted, *made(), X, Y)
+    assert len(program.graph.outputs) == 9 and program.name == "step"
+    plan = te.optimize(program, "cpu:8", settings=QUICK).best("seconds")
+    assert len(plan.origin.feedback) == 8, "all but the loss comes back where it was"
+    states = []
+    for run in (jitted, program, te.compile(plan)):
+        model, optimizer = made()
+        values = [float(run(model, optimizer, X, Y)) for _ in range(3)]
+        states.append([*values, *jax.tree.leaves(nnx.state((model, optimizer)))])
+    for ours in states[1:]:
+        for a, b in zip(ours, states[0], strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    with pytest.raises(te.TapestryError, match="jitted by flax"):
+        te.trace(jitted, *made(), X, Y, donate_argnums=0)
+    with pytest.warns(UserWarning, match=r"51 of 58 operations were removed"):
+        te.trace(step, *made(), X, Y)
+
+
+def test_traced_functions_of_equinox_take_their_modules() -> None:
+    eqx = pytest.importorskip("equinox")
+
+    class Layer(eqx.Module):  # type: ignore[misc, name-defined]
+        weight: jax.Array
+        act: Any = jnp.tanh
+
+        @eqx.filter_jit  # type: ignore[untyped-decorator]
+        def __call__(self, x: jax.Array) -> Any:
+            return self.act(x @ self.weight), self
+
+    layer = Layer(jnp.ones((8, 4)) / 8)
+    wanted, _ = layer(X)
+    for program, arguments in (
+        (te.trace(Layer.__call__, layer, X), (layer, X)),
+        (te.trace(layer.__call__, X), (X,)),
+    ):
+        made, again = program(*arguments)
+        np.testing.assert_allclose(made, wanted, rtol=1e-6)
+        assert again.act is layer.act
+    with pytest.raises(te.TapestryError, match="cannot be traced as a function"):
+        te.trace(eqx.filter_grad(eqx.filter_jit(lambda m, x: m(x)[0].sum())), layer, X)

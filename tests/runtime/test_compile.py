@@ -122,7 +122,7 @@ def test_without_a_mesh_the_one_that_is_set_gives_devices() -> None:
         check(run(*arguments(), rate=0.5))
     assert list(run.mesh.devices.flat) == jax.devices()[::-1]
     small = Mesh(np.array(jax.devices()[:4]), ("x",))
-    with jax.set_mesh(small), pytest.raises(TargetError, match="there are 4"):
+    with jax.set_mesh(small), pytest.raises(TargetError, match=r"8 devices .*, the mesh has 4"):
         compile(step_plan())
 
 
@@ -200,6 +200,17 @@ def test_what_cannot_cross_the_boundary_is_refused() -> None:
         with pytest.raises(PlanError, match="input 0"):
             compile(plan_by_hand(program.graph, MESH, {}, (layout,), (WHOLE,)))
     assert first == plan.out_shardings[0]
+
+
+def test_a_mesh_has_the_size_of_the_plan_and_gives_its_names() -> None:
+    plan, devices = step_plan(), np.array(jax.devices())
+    named = compile(plan, Mesh(devices.reshape(2, 4), ("data", "model")))
+    assert {s.mesh.axis_names for s in named.in_shardings} == {("data", "model")}
+    with pytest.raises(TargetError, match=r"for 8 devices .*, the mesh has 4"):
+        compile(plan, Mesh(devices[:4], ("data",)))
+    for wrong in ((2, 4), "2x4"):
+        with pytest.raises(TargetError, match="mesh"):
+            compile(plan, wrong)  # type: ignore[arg-type]
 
 
 def test_too_few_devices() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental.shard_alike import shard_alike
 
-from tapestry_egg.errors import GraphError, TraceError
+from tapestry_egg.errors import GraphError, TraceError, UnplannedError
 from tapestry_egg.files.files import load, save
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, verify_graph
@@ -247,6 +249,40 @@ def test_placement_is_dropped_but_offloading_kept() -> None:
         return jax.device_put(x, device) + 1
 
     assert [op.kernel for op in trace(fn, normal(3)).graph.operations] == ["add"]
+
+
+def test_what_is_computed_for_nothing_is_told() -> None:
+    def forgets(state: dict[str, Array], x: Array) -> Array:
+        grads = jax.grad(lambda s: jnp.tanh(x @ s["w"]).sum() + s["b"].sum())(state)
+        jax.tree.map(lambda s, g: jnp.sin(s - g) * jnp.cos(s) + jnp.exp(g), state, grads)
+        return x + 1
+
+    def returns(state: dict[str, Array], x: Array) -> dict[str, Array]:
+        return jax.tree.map(lambda s: s - x.sum(), state)
+
+    state = {"b": normal(3), "w": normal(4, 3)}
+    with pytest.warns(UserWarning) as told:
+        trace(forgets, state, normal(5, 4), donate_argnums=0)
+    dead, wasted = (str(w.message) for w in told)
+    assert "operations were removed" in dead and dead.startswith("forgets: ")
+    assert "2 of 2 donated arrays, the first of them [0]['b'] f32[3]" in wasted
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trace(returns, state, normal(5, 4), donate_argnums=0)
+        trace(lambda s, x: x + 1, state, normal(5, 4))
+
+
+@pytest.mark.parametrize(
+    ("fn", "says"),
+    [
+        (lambda x: jax.device_put(x, jax.memory.Space.Host), "no plan keeps host memory"),
+        (lambda x: jax.freeze(jax.new_ref(x)), "no plan keeps new_ref"),
+        (lambda x: shard_alike(x, x * 2), "no plan keeps shard_alike"),
+    ],
+)
+def test_what_no_plan_keeps_is_refused(fn: Any, says: str) -> None:
+    with pytest.raises(UnplannedError, match=says):
+        trace(fn, normal(3))
 
 
 def test_abstract_and_static_arguments() -> None:

@@ -28,6 +28,19 @@ def dot_general(operation: Any, args: list[Any], runner: Any) -> Any:
     )
 
 
+def dot(operation: Any, args: list[Any], runner: Any) -> Any:
+    """The product of vectors and matrices: along the last dim of one and the first of the other."""
+    from jax import lax
+
+    return lax.dot_general(
+        args[0],
+        args[1],
+        (((args[0].ndim - 1,), (0,)), ((), ())),
+        precision=_precision(operation),
+        preferred_element_type=dtype_of(operation.results[0].type.element_type),
+    )
+
+
 def convolution(operation: Any, args: list[Any], runner: Any) -> Any:
     from jax import lax
     from jaxlib.mlir.dialects import stablehlo
@@ -125,6 +138,7 @@ def _precision(operation: Any) -> Any:
 
 
 OPERATIONS: dict[str, Callable[[Any, list[Any], Any], Any]] = {
+    "stablehlo.dot": dot,
     "stablehlo.dot_general": dot_general,
     "stablehlo.convolution": convolution,
     "stablehlo.fft": fft,

@@ -10,8 +10,8 @@ import numpy as np
 from .constants import word
 from .reductions import top_k
 
-#: Calls out of the module that only say something of their operand.
-_NO_CHANGE = {"Sharding", "annotate_device_placement", "LayoutConstraint"}
+#: Calls out of the module that only say where their operand lies, which the plan decides.
+_NO_CHANGE = {"Sharding"}
 
 
 def while_(operation: Any, args: list[Any], runner: Any) -> Any:

@@ -154,6 +154,8 @@ class _Runner:
     def _run(self, op: Any) -> Any:
         if op.name not in _OPERATIONS:
             raise self._refused(op, "is not known here")
+        if "_xla_compute_type" in str(op.attributes.get("mhlo.frontend_attributes", "")):
+            raise self._refused(op, "asks for compute units of its own, which no plan keeps")
         args = [self.known[v] for v in op.operands]
         if op.name not in ("stablehlo.constant", "stablehlo.while"):
             args = [_strong(a) for a in args] if op.name not in _FROM_KNOWN else args

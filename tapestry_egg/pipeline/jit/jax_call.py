@@ -52,20 +52,22 @@ def plain_call(program: Program, shardings: Sequence[Any]) -> JaxCall | None:
     import jax
     from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-    meshes = dict.fromkeys(program.meshes)
+    meshes = dict.fromkeys(program.places)
     for sharding in shardings:
         if not isinstance(sharding, NamedSharding) or not isinstance(sharding.mesh, Mesh):
             return None
         meshes[sharding.mesh] = None
     for mesh in (jax.sharding.get_mesh(), entered_mesh()):
         meshes.update(with_devices(mesh))
+    if not all(isinstance(mesh, Mesh) for mesh in meshes):
+        return None
     places = {tuple(mesh.devices.flat) for mesh in meshes}
     if len(places) > 1 or jax.config.values.get("jax_default_device") is not None:
         return None
     if not places:
         return JaxCall((), False, (), False)
     (devices,) = places
-    named = (*shardings, *(NamedSharding(mesh, PartitionSpec()) for mesh in program.meshes))
+    named = (*shardings, *(NamedSharding(mesh, PartitionSpec()) for mesh in program.places))
     return JaxCall(devices, True, named, False) if len(devices) > 1 else None
 
 
