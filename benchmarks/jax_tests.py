@@ -1,18 +1,18 @@
-"""JAX's own tests with `jax.jit` replaced by `te.jit`: which outcomes differ, and whether each is intended.
+"""JAX's own tests with `jax.jit` replaced by `te.jit`: what differs, and whether that is intended.
 
-    python -m benchmarks.jax_tests ~/src/jax                        # a checkout of the installed JAX
-    python -m benchmarks.jax_tests ~/src/jax pjit_test              # some of the files
-    python -m benchmarks.jax_tests ~/src/jax -k ArrayPjitTest       # some of the tests
-    python -m benchmarks.jax_tests ~/src/jax --json out.json        # resumes: what it holds is not run again
+    python -m benchmarks.jax_tests ~/src/jax                     # a checkout of the installed JAX
+    python -m benchmarks.jax_tests ~/src/jax pjit_test           # some of the files
+    python -m benchmarks.jax_tests ~/src/jax -k ArrayPjitTest    # some of the tests
+    python -m benchmarks.jax_tests ~/src/jax --json out.json     # runs only what it does not hold
 
 The checkout is only read, and nothing is fetched. Every file runs twice, each time in a process of
-its own with eight virtual CPU devices: once as it is, once with `jax.jit` replaced before the file is
-imported. A test that ends its process, or takes longer than `--limit` seconds, counts as failed, and
-the next one gets a new process.
+its own with eight virtual CPU devices: once as it is, once with `jax.jit` replaced before the file
+is imported. A test that ends its process, or takes longer than `--limit` seconds, counts as failed,
+and the next one gets a new process.
 
-A test that passes as it is and not with `te.jit` is a difference. `jax_tests.yaml` lists the intended
-ones by category, each category with its reason; a difference that is not listed, or one of numbers,
-makes this command exit with 1. So does a listed test that passes: the list is then out of date.
+A test that passes as it is and not with `te.jit` is a difference. `jax_tests.yaml` lists the
+intended ones by category, each category with its reason. A difference that is not listed, or one of
+numbers, makes this command exit with 1. So does a listed test that passes: the list is out of date.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Category:
-    """Differences that are intended: why, and for which tests (`file.Class.test`, with wildcards)."""
+    """Intended differences: why, and for which tests (`file.Class.test`, with wildcards)."""
 
     name: str
     reason: str
@@ -251,17 +251,21 @@ def _replace() -> None:
     name, likewise."""
     import jax
     import jax.experimental.pjit
-    from jax._src import pjit
+    from jax._src import pjit as home
 
     import tapestry_egg as te
 
     own = jax.jit
 
-    def jit(*args: Any, **kwargs: Any) -> Any:
+    def jit(*args: Any, **words: Any) -> Any:
         caller = sys._getframe(1).f_globals["__name__"].partition(".")[0]
-        return (own if caller in ("jax", "tapestry_egg") else te.jit)(*args, **kwargs)
+        return (own if caller in ("jax", "tapestry_egg") else te.jit)(*args, **words)
 
-    jax.jit = jax.experimental.pjit.pjit = pjit.pjit = jit
+    def pjit(fun: Any, in_shardings: Any = None, out_shardings: Any = None, **words: Any) -> Any:
+        return te.jit(fun, in_shardings=in_shardings, out_shardings=out_shardings, **words)
+
+    jax.jit = jit
+    jax.experimental.pjit.pjit = home.pjit = pjit
 
 
 def _flat(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:

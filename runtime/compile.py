@@ -49,7 +49,8 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
 
     The result takes and returns the pytrees of the traced function, or flat arguments and a tuple
     where the plan's graph was not traced. Arguments may be on the host or on devices in any layout.
-    Raises TargetError for too few devices, or a mesh of another size, PlanError where the plan does not fit its graph.
+    Raises TargetError for too few devices, or a mesh of another size, PlanError where the plan does
+    not fit its graph.
     """
     check_plan(plan, "compile")
     check_devices(mesh)
@@ -185,11 +186,12 @@ class CompiledPlan:
         if callee is None:
             callee, first = Callee(self._start(tree, arrays)), True
             self._running[tree] = callee
-        placed = []
+        placed, as_they_are = [], not self._spread
         with jax.set_mesh(self.mesh):  # another mesh may be active
             entering = zip(leaves, arrays, self._entering, self._taken, strict=True)
             for x, array, sharding, given_up in entering:
                 as_it_is = not self._spread and taken_as_it_is(x, sharding)
+                as_they_are = as_they_are and as_it_is
                 if first and isinstance(x, jax.Array) and not x.committed:
                     as_it_is = False  # to cut it, JAX would compile a program
                 placed.append(x if as_it_is else placed_as(array, sharding, given_up))
@@ -204,7 +206,8 @@ class CompiledPlan:
         if self._leaving is not self.out_shardings:
             leaves, back = jax.tree.flatten(result)
             return jax.tree.unflatten(back, self._named(leaves)), None, False
-        return result, None if moved else fast, first and moved
+        again = moved and not as_they_are
+        return result, None if again else fast, first and again
 
     def _named(self, outputs: Sequence[jax.Array]) -> Sequence[jax.Array]:
         """The outputs on the user's mesh, where the executable itself cannot give them so: the same

@@ -196,8 +196,11 @@ def contract_of(mesh: Any) -> MeshContract:
 
 
 def spec_dims(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
-    """The axes per dim of a PartitionSpec; None for dims that it leaves unconstrained."""
+    """The axes per dim of a PartitionSpec; None for dims that it leaves unconstrained. Raises
+    UnplannedError for one about partial sums."""
     from jax.sharding import PartitionSpec
+
+    check_layout_kept(spec, "")
 
     dims: list[tuple[str, ...] | None] = []
     for entry in spec:

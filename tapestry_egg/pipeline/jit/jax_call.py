@@ -1,4 +1,4 @@
-"""What `jax.jit` makes of a call: on which devices it would run it, and the layouts that it is told.
+"""What `jax.jit` makes of a call: on which devices it would run it, and which layouts it is told.
 
 Where all that is said names the devices of one mesh, these are the ones. Otherwise JAX itself is
 asked, by lowering the function as it is written. So a call that `jax.jit` refuses is refused in the

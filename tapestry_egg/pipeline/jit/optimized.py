@@ -24,7 +24,11 @@ from tapestry_egg.tracing.call_signature import (
     read_signature,
     result_shardings,
 )
-from tapestry_egg.tracing.constraints import check_memory_kept, entered_mesh
+from tapestry_egg.tracing.constraints import (
+    check_layout_kept,
+    check_memory_kept,
+    entered_mesh,
+)
 
 from .jax_call import (
     JaxCall,
@@ -261,11 +265,16 @@ class Optimized(Jitted):
         return next(iter(found), None)
 
     def _devices_of(self, found: _Planned | _AsWritten) -> tuple[_Devices, ...]:
-        """Devices that arguments may be bound to for the same plan."""
+        """Devices that arguments may be bound to for the same plan; None if arguments that are bound
+        to none would be planned for the same ones."""
         if self._request.mesh is not None or isinstance(found, _AsWritten):
             return ()
-        own = frozenset(devices_of(place(found.request)))
-        return (own, None) if own == frozenset(devices_of(None)) else (own,)
+        asked = found.request
+        own, unbound = (
+            frozenset(devices_of(place(request)))
+            for request in (asked, replace(asked, committed=()))
+        )
+        return (own, None) if own == unbound else (own,)
 
     def _plan(
         self, leaves: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -294,6 +303,8 @@ class Optimized(Jitted):
                 asked = signature.in_shardings, signature.out_shardings, request.pins or None
                 if not program.graph.operations and asked == (None, None, None):
                     return _AsWritten(UnplannedError("it computes nothing"), told=False)
+            for sharding in request.committed:
+                check_layout_kept(sharding, "an argument")
             check_constraints(program, named_mesh(request))
         except UnplannedError as e:
             return _AsWritten(e)
