@@ -138,8 +138,8 @@ def constraint_of(sharding: Any, rank: int, explicit: bool = False) -> Constrain
 
 
 def check_layout_kept(sharding: Any, where: str) -> None:
-    """Raise UnplannedError for a sharding, or a `PartitionSpec`, that says more than which mesh axes
-    cut which dims: a memory, partial sums, devices without axes."""
+    """Raise UnplannedError for a sharding, or a `PartitionSpec`, that says more than which axes of
+    a mesh cut which dims: a memory, partial sums, devices without axes."""
     check_memory_kept(sharding, where)
     what = ""
     spec = sharding if is_spec(sharding) else getattr(sharding, "spec", None)

@@ -34,12 +34,19 @@ class LibraryJit:
         return self.around(lambda jitted: inner)
 
 
+class Adopted:
+    """What `te.jit` makes of a function that a library has jitted."""
+
+    library: LibraryJit
+
+
 def library_jit(fn: Any, words: Mapping[str, Any]) -> LibraryJit | None:
     """What is known of a function that a library has jitted; None where none has.
 
     Raises TraceError for `words` of `jax.jit` that are given beside: they are for the library's.
     """
-    found = _of_partial(fn) or _of_nnx(fn) or _of_equinox(fn)
+    found = fn.library if isinstance(fn, Adopted) else None
+    found = found or _of_partial(fn) or _of_nnx(fn) or _of_equinox(fn)
     for word, value in words.items() if found else ():
         if value is not None:
             raise TraceError(

@@ -9,25 +9,26 @@ from contextvars import ContextVar
 from typing import Any
 
 from tapestry_egg.tracing.call_signature import read_signature
-from tapestry_egg.tracing.library_jits import Answer, LibraryJit, answer_of, library_jit
+from tapestry_egg.tracing.library_jits import Adopted, Answer, LibraryJit, answer_of, library_jit
 
 from .optimized import Bound, Optimized
 from .planning import Request
 
 
-def adopt(fn: Any, request: Request, words: Mapping[str, Any]) -> Adopted | None:
+def adopt(fn: Any, request: Request, words: Mapping[str, Any]) -> AdoptedJit | None:
     """A function of another library's `jit` with a plan inside; None where it is none.
 
     Raises TraceError where words are given that belong to the library's own `jit`.
     """
     library = library_jit(fn, words)
-    return None if library is None else Adopted(library, request)
+    return None if library is None else AdoptedJit(library, request)
 
 
-class Adopted:
+class AdoptedJit(Adopted):
     """Called and used as the library's own function; `front`, `plan` and `compiled` as usual."""
 
     def __init__(self, library: LibraryJit, request: Request) -> None:
+        self.library = library
         kept: list[_Inside] = []
 
         def planned(jitted: Any) -> _Inside:

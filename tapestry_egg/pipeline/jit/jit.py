@@ -15,7 +15,7 @@ from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.tracing.arguments import check_jit
 from tapestry_egg.tracing.call_signature import on_mesh, read_signature
 
-from .adopted import Adopted, adopt
+from .adopted import adopt
 from .optimized import Optimized
 from .planning import Request
 
@@ -124,7 +124,7 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
         "in_shardings": in_shardings,
         "out_shardings": out_shardings,
     }
-    adopted: Adopted | None = adopt(fn, request, words)
+    adopted = adopt(fn, request, words)
     if adopted is not None:
         return adopted
     more = {

@@ -265,8 +265,8 @@ class Optimized(Jitted):
         return next(iter(found), None)
 
     def _devices_of(self, found: _Planned | _AsWritten) -> tuple[_Devices, ...]:
-        """Devices that arguments may be bound to for the same plan; None if arguments that are bound
-        to none would be planned for the same ones."""
+        """Devices that arguments may be bound to for the same plan; None among them if arguments
+        that are bound to none would be planned for these, too."""
         if self._request.mesh is not None or isinstance(found, _AsWritten):
             return ()
         asked = found.request
@@ -405,7 +405,7 @@ def _keep(known: dict[Any, _Planned | _AsWritten], key: Any, found: _Planned | _
 
 
 def _committed(leaf: Any) -> _Devices:
-    """The devices that an array, or one that a `jax.ShapeDtypeStruct` describes, is committed to."""
+    """The devices that an array, described or real, is committed to; None where it is free."""
     sharding = getattr(leaf, "sharding", None)
     if sharding is None or not getattr(leaf, "committed", True):
         return None

@@ -1,8 +1,8 @@
 """Places: the mesh that a request of `te.jit` is about, and the layouts that it pins.
 
 The mesh is the one given, else that of the shardings given, else the one on which arguments were
-put, else that of constraints inside, else the one that is set (`jax.set_mesh`), as under `jax.jit`. All are contracts; a list of
-devices, or nothing, is none.
+put, else that of constraints inside, else the one that is set (`jax.set_mesh`), as under `jax.jit`.
+All are contracts; a list of devices, or nothing, is none.
 """
 
 from __future__ import annotations

@@ -63,8 +63,8 @@ class Request:
     user said nothing at all. `committed` is where the arguments of the first call lay: the
     `NamedSharding` of those that were put on a mesh, None for the others; empty where none was.
     With `arguments="free"` that is no pin. `inside` are the shardings that the program itself
-    names. `compiler_options` are XLA's, besides those that a plan counts on. `cache` is where fronts are kept (None: as the
-    environment says, see `files/plan_cache.py`; False: nowhere).
+    names. `compiler_options` are XLA's, besides those that a plan counts on. `cache` is where
+    fronts are kept (None: as the environment says, see `files/plan_cache.py`; False: nowhere).
     """
 
     mesh: Any = None
