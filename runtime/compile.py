@@ -129,7 +129,8 @@ class CompiledPlan:
 
     @cached_property
     def out_shardings(self) -> tuple[NamedSharding, ...]:
-        return tuple(self._sharding(layout) for layout in self.plan.out_shardings)
+        made = [self._sharding(layout) for layout in self.plan.out_shardings]
+        return tuple(map(self._as_typed, made, range(len(made))))
 
     @property
     def input_shardings(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -428,6 +429,20 @@ class CompiledPlan:
             return outside
         return tuple(NamedSharding(self.mesh, partition_spec(x, self.plan.mesh)) for x in layouts)
 
+    def _as_typed(self, sharding: NamedSharding, j: int) -> NamedSharding:
+        """The sharding of an output in the words of its type, where these mean the same: they may
+        name axes of size 1."""
+        from jax.sharding import NamedSharding
+
+        specs, own = self.program.out_specs, self.boundary
+        if not specs or specs[j] is None or own is None or not own.explicit_axes:
+            return sharding
+        if any(a not in own.axis_names for a in _axes(specs[j])):
+            return sharding
+        rank = self.plan.graph.values[self.plan.graph.outputs[j]].rank
+        typed = NamedSharding(own, specs[j])
+        return typed if typed.is_equivalent_to(sharding, rank) else sharding
+
     def _sharding(self, layout: Layout) -> NamedSharding:
         from jax.sharding import NamedSharding
 
@@ -437,6 +452,12 @@ class CompiledPlan:
         assert dims is not None, "checked where the boundary was taken"
         typed = bool(self.boundary.explicit_axes)
         return NamedSharding(self.boundary, spec_of(dims, typed))
+
+
+def _axes(spec: Any) -> list[str]:
+    """The axes that a `PartitionSpec` without partial sums names."""
+    entries = (e if isinstance(e, tuple) else (e,) for e in spec)
+    return [a for names in entries for a in names if isinstance(a, str)]
 
 
 def _compute_constants(graph: BlockGraph) -> None:

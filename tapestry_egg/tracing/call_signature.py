@@ -50,10 +50,10 @@ class Signature:
             return self.written
         return jax.jit(
             getattr(self.fn, "__wrapped__", self.fn) if _info(self.fn) else self.fn,
-            static_argnums=self.static_argnums,
-            static_argnames=self.static_argnames,
-            donate_argnums=self.donate_argnums,
-            donate_argnames=self.donate_argnames,
+            **_jit_words(
+                (self.static_argnums, self.static_argnames),
+                (self.donate_argnums, self.donate_argnames),
+            ),
             in_shardings=on_mesh(self.in_shardings, mesh),
             out_shardings=on_mesh(self.out_shardings, mesh),
         )
@@ -156,12 +156,7 @@ def read_signature(
         own.donate_argnums,
         own.donate_argnames,
     )
-    words: dict[str, Any] = {
-        "static_argnums": static[0],
-        "static_argnames": static[1],
-        "donate_argnums": donate[0],
-        "donate_argnames": donate[1],
-    }
+    words = _jit_words(static, donate)
     places = {"in_shardings": in_shardings, "out_shardings": out_shardings}
     said = {word: value for word, value in places.items() if value is not None}
     # With more static arguments than it has itself, an inner `jit` would not take them.
@@ -183,6 +178,17 @@ def read_signature(
         more.get("compiler_options", {}),
         bool(own and own.placed) or "device" in more or "backend" in more,
     )
+
+
+def _jit_words(
+    static: tuple[tuple[int, ...], tuple[str, ...]], donate: tuple[tuple[int, ...], tuple[str, ...]]
+) -> dict[str, Any]:
+    """What `jax.jit` is told so that it infers nothing: both numbers and names, or neither."""
+    words: dict[str, Any] = {}
+    for kind, (numbers, names) in (("static", static), ("donate", donate)):
+        if numbers or names:
+            words |= {f"{kind}_argnums": numbers, f"{kind}_argnames": names}
+    return words
 
 
 def _resolved(

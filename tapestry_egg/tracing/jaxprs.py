@@ -11,9 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.errors import TraceError, UnplannedError
+from tapestry_egg.errors import GraphError, TraceError, UnplannedError
 from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_impl
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, reached
+from tapestry_egg.graph.blockgraph import (
+    BlockGraph,
+    Operation,
+    Source,
+    TensorType,
+    itemsize,
+    reached,
+)
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.decided import Decided, decided, may_be_an_operand, may_be_settled
@@ -300,7 +307,10 @@ class _Flattener:
         wanted = eqn.params.get("out_sharding")
         # What JAX derives for gradients is not the user's word.
         if wanted is not None and "transpose(" not in str(eqn.source_info.name_stack):
-            return [self.constrained(v, wanted, True, here) for v in outputs]
+            # Of several results each has its own in its type.
+            alone = len(outputs) == 1
+            asked = [wanted if alone else v.aval.sharding for v in eqn.outvars]
+            return [self.constrained(v, s, True, here) for v, s in zip(outputs, asked, strict=True)]
         return [outputs[q] for q in stands]
 
     def decided(self, eqn: Any, inputs: Sequence[int]) -> Decided | None:
@@ -553,8 +563,14 @@ def tensor_type(aval: Any) -> TensorType:
 
 @cache
 def _tensor_type(shape: tuple[Any, ...], dtype: Any, weak: bool) -> TensorType:
-    """One object for all tensors alike. Raises TypeError where a dim has no size."""
-    return TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
+    """One object for all tensors alike. Raises TypeError where a dim has no size, UnplannedError
+    for a dtype whose elements are of a library's own."""
+    made = TensorType(tuple(map(as_int, shape)), dtype_name(dtype), weak)
+    try:
+        itemsize(made.dtype)
+    except GraphError as e:
+        raise UnplannedError(e.what, hint="Give its parts as arrays of their own.") from None
+    return made
 
 
 def _joined(*scopes: str) -> str:

@@ -43,6 +43,8 @@ class Program:
     state: Mapping[str, str] = field(default_factory=dict)
     # Meshes with devices, and devices, that the function itself names; known only where traced.
     places: tuple[Any, ...] = ()
+    # Of each result the layout in its type, on a mesh with Explicit axes; None for any other.
+    out_specs: tuple[Any, ...] = ()
 
     @staticmethod
     def of(graph: BlockGraph) -> Program:
@@ -402,7 +404,13 @@ def _program(
         in_tree,
         out_tree,
         places=tuple(places),
+        out_specs=tuple(map(_typed_spec, traced.jaxpr.out_avals)),
     )
+
+
+def _typed_spec(aval: Any) -> Any:
+    sharding: Any = getattr(aval, "sharding", None)
+    return sharding.spec if getattr(getattr(sharding, "mesh", None), "explicit_axes", ()) else None
 
 
 def _paths(tree: Any, avals: Sequence[Any]) -> tuple[str, ...]:

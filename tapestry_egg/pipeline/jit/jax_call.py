@@ -115,6 +115,17 @@ def read_call(written: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ja
     return JaxCall(devices, bound, shardings, ordered)
 
 
+def check_mesh_set() -> None:
+    """Raise UnplannedError where the mesh that is set has no devices."""
+    import jax
+
+    if jax.sharding.get_mesh().empty and not jax.sharding.get_abstract_mesh().empty:
+        raise UnplannedError(
+            "the mesh that is set is abstract, and has no devices",
+            hint="Set one with devices (jax.set_mesh), or pass mesh=.",
+        )
+
+
 def check_planned(call: JaxCall) -> None:
     """Raise UnplannedError for a call that says what no plan keeps."""
     import jax

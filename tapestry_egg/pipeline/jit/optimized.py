@@ -34,6 +34,7 @@ from .jax_call import (
     JaxCall,
     as_set,
     check_constraints,
+    check_mesh_set,
     check_planned,
     plain_call,
     read_call,
@@ -98,6 +99,8 @@ class Optimized(Jitted):
         """`mirrored` is the path in the result of what the arguments become for the next call: the
         modules that a library updates in place."""
         functools.update_wrapper(self, signature.fn, updated=())
+        noted = getattr(signature.fn, "__dict__", {})
+        vars(self).update({k: v for k, v in noted.items() if not hasattr(type(self), k)})
         self.signature = signature
         self._has_static = bool(signature.static_argnums or signature.static_argnames)
         self._request = request
@@ -202,7 +205,7 @@ class Optimized(Jitted):
 
     def eval_shape(self, *args: Any, **kwargs: Any) -> Any:
         """Shapes and dtypes of the result. Plans nothing."""
-        return self.signature.jitted.eval_shape(*args, **kwargs)
+        return self.signature.written.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
         """Forget all plans and executables."""
@@ -284,6 +287,7 @@ class Optimized(Jitted):
         signature, request = self.signature, self._request
         given, named, _ = self._split(args, kwargs)
         try:
+            check_mesh_set()
             for leaf in leaves:
                 check_memory_kept(getattr(leaf, "sharding", None), "an argument")
             program = trace_signature(signature, args, kwargs, mirrored=self._mirrored)
@@ -437,7 +441,7 @@ def _as_jax_sees_it(leaf: Any) -> Any:
         seen = jax.typeof(leaf)
     except TypeError:
         seen = leaf
-    if not hasattr(seen, "dtype"):
+    if not hasattr(seen, "dtype") or not hasattr(seen, "shape"):
         return type(leaf)  # a token, and what is no array
     mesh = getattr(getattr(seen, "sharding", None), "mesh", None)
     typed = bool(getattr(mesh, "explicit_axes", ()))
