@@ -88,10 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("-k", default="", help="only tests whose name contains this")
     parser.add_argument("--json", type=Path, help="write the outcomes here, and resume from it")
     parser.add_argument("--limit", type=float, default=LIMIT, help="seconds for one test")
-    parser.add_argument("--child", choices=(_PLAIN, _REPLACED), help="internal")
+    parser.add_argument("--child", nargs=2, metavar=("MODE", "PIPE"), help="internal")
     given = parser.parse_args(arguments)
     if given.child:
-        return _child(given.checkout, given.files[0], given.child)
+        return _child(given.checkout, given.files[0], given.child[0], int(given.child[1]))
     _check_version(given.checkout)
     known = _read(given.json)
     for file in given.files:
@@ -165,29 +165,27 @@ class _Worker:
     """A process that has imported a file of tests, and runs those that it is asked for."""
 
     def __init__(self, checkout: Path, file: str, mode: str) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.jax_tests",
-            str(checkout),
-            file,
-            "--child",
-            mode,
-        ]
-        flags = (
-            f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={DEVICES}"
-        )
-        environment = {"JAX_PLATFORMS": "cpu", "TAPESTRY_EGG_PLAN_CACHE": "off", "XLA_FLAGS": flags}
+        reads, writes = os.pipe()  # tests print on the other streams
+        module = [sys.executable, "-m", "benchmarks.jax_tests"]
+        command = [*module, str(checkout), file, "--child", mode, str(writes)]
+        flags = f"--xla_force_host_platform_device_count={DEVICES}"
+        environment = {
+            "JAX_PLATFORMS": "cpu",
+            "TAPESTRY_EGG_PLAN_CACHE": "off",
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}",
+        }
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             text=True,
             env={**os.environ, **environment},
+            pass_fds=(writes,),
         )
+        os.close(writes)
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._listen, args=(reads,), daemon=True).start()
         first = self._lines.get()
         if not first:
             raise RuntimeError(f"{file} cannot be imported: {' '.join(command)}")
@@ -217,19 +215,14 @@ class _Worker:
         self._process.kill()
         self._process.wait()
 
-    def _listen(self) -> None:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(_MARK):
-                self._lines.put(line.removeprefix(_MARK))
+    def _listen(self, pipe: int) -> None:
+        with os.fdopen(pipe) as lines:
+            for line in lines:
+                self._lines.put(line)
         self._lines.put("")
 
 
-#: What a child's own lines begin with: tests print, too.
-_MARK = "@@outcome "
-
-
-def _child(checkout: Path, file: str, mode: str) -> int:
+def _child(checkout: Path, file: str, mode: str, pipe: int) -> int:
     """Import a file of tests, tell their names, and run those whose names come in."""
     if mode == _REPLACED:
         _replace()
@@ -239,10 +232,10 @@ def _child(checkout: Path, file: str, mode: str) -> int:
 
     suite = test_util.JaxTestLoader().loadTestsFromModule(module)
     tests = {f"{file}.{type(t).__name__}.{t._testMethodName}": t for t in _flat(suite)}
-    print(_MARK + json.dumps(list(tests)), flush=True)
-    for line in sys.stdin:
-        outcome = _run(line.strip(), tests[line.strip()])
-        print("\n" + _MARK + json.dumps(asdict(outcome)), flush=True)
+    with os.fdopen(pipe, "w", buffering=1) as told:
+        print(json.dumps(list(tests)), file=told)
+        for line in sys.stdin:
+            print(json.dumps(asdict(_run(line.strip(), tests[line.strip()]))), file=told)
     return 0
 
 

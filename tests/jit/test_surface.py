@@ -189,6 +189,7 @@ WRITTEN: dict[str, Said] = {
     "compute units": Said(computed_on_host),
     "notes to XLA": Said(noted),
     "a look at layouts": Said(seen),
+    "four bits": Said(lambda x: x + x, (jnp.ones(8, jnp.int4),)),
     "partial sums": Said(
         partial_sums,
         (jax.device_put(X, NamedSharding(TYPED, P(None, "x"))),),

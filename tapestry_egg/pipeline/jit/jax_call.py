@@ -7,6 +7,7 @@ same words, and what arguments, shardings and constraints say of devices is hear
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -144,6 +145,21 @@ def check_planned(call: JaxCall) -> None:
         # What JAX has not been told is replicated, by a sharding without names.
         named = len(call.devices) > 1 and not getattr(sharding, "is_fully_replicated", False)
         (check_layout_kept if named else check_memory_kept)(sharding, "")
+
+
+def check_types(program: Program, platform: str) -> None:
+    """Raise UnplannedError for arguments that JAX's compiled functions do not take: on CPUs, whose
+    arrays hold a byte for each of their elements, those of fewer bits."""
+    narrow = [t for t in program.input_types if _NARROW.fullmatch(t.dtype)]
+    if platform == "cpu" and narrow:
+        raise UnplannedError(
+            f"an argument is {narrow[0]}, which JAX does not pass to compiled functions on CPUs",
+            hint="Pass wider numbers, and narrow them inside.",
+        )
+
+
+#: Dtypes of less than a byte.
+_NARROW = re.compile(r"u?int[24]|float4.*")
 
 
 def check_constraints(program: Program, mesh: Any) -> None:

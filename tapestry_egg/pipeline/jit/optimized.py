@@ -36,6 +36,7 @@ from .jax_call import (
     check_constraints,
     check_mesh_set,
     check_planned,
+    check_types,
     plain_call,
     read_call,
 )
@@ -310,6 +311,7 @@ class Optimized(Jitted):
             for sharding in request.committed:
                 check_layout_kept(sharding, "an argument")
             check_constraints(program, named_mesh(request))
+            check_types(program, devices_of(place(request))[0].platform)
         except UnplannedError as e:
             return _AsWritten(e)
         except TraceError:
