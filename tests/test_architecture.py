@@ -13,9 +13,6 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "architecture.md"
 
-#: Modules in one folder: what a reader still takes in at a glance.
-MOST = 16
-
 #: Methods of results that hand on to a later stage, as users expect them there: (from, to). They
 #: import when they are called, and nothing else in their folders does.
 DOORS = {
@@ -145,14 +142,6 @@ def test_imports_across_folders_are_absolute() -> None:
                 if node.level > 1 or inner:
                     wrong.append(f"{path.relative_to(ROOT)}:{node.lineno}")
     assert not wrong, "\n".join(wrong)
-
-
-def test_folders_are_of_a_size_that_one_sees() -> None:
-    sizes: dict[str, int] = {}
-    for module, path in modules().items():
-        if path.name != "__init__.py":
-            sizes[folder(module)] = sizes.get(folder(module), 0) + 1
-    assert {k: n for k, n in sizes.items() if n > MOST} == {}
 
 
 @pytest.mark.parametrize("name", sorted(m for m, p in modules().items() if p.name == "__init__.py"))
