@@ -18,6 +18,7 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.compiler_options import passed_options
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
+from tapestry_egg.runtime.lower.host_calls import calls
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.codec import primitive
@@ -408,8 +409,8 @@ class CompiledPlan:
         )
         return lambda *arguments: mapped(*(arguments[i] for i in held))
 
-    # What the executable itself takes and gives. Inside it types may not name the axes of an
-    # Explicit mesh that the plan divides: there they are those of the plan's mesh.
+    # What the executable itself takes and gives. Where the plan divides the user's axes, it may not
+    # name these as well if they are Explicit, or if it calls into Python: JAX then wants one mesh.
 
     @cached_property
     def _entering(self) -> tuple[NamedSharding, ...]:
@@ -425,7 +426,9 @@ class CompiledPlan:
         from jax.sharding import AxisType, NamedSharding
 
         own = self.boundary
-        if own is None or own is self.mesh or set(own.axis_types) == {AxisType.Auto}:
+        if own is None or own is self.mesh:
+            return outside
+        if set(own.axis_types) == {AxisType.Auto} and not calls(self.plan.graph):
             return outside
         return tuple(NamedSharding(self.mesh, partition_spec(x, self.plan.mesh)) for x in layouts)
 

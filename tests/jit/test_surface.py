@@ -323,3 +323,18 @@ def test_what_is_called_in_order_is_called_in_order() -> None:
     te.jit(fn, settings=QUICK)(X)
     jax.effects_barrier()
     assert calls == ["first", 0, 1, 2, "last"]
+
+
+@pytest.mark.slow
+def test_what_is_called_on_blocks_of_a_mesh_is_called_for_each(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def block(x: jax.Array) -> jax.Array:
+        jax.debug.print("block {}", lax.axis_index("x"))
+        return jnp.cos(x)
+
+    mapped = jax.shard_map(block, mesh=EIGHT, in_specs=P("x"), out_specs=P("x"))
+    got = te.jit(mapped, settings=QUICK)(jnp.arange(16.0))
+    jax.effects_barrier()
+    np.testing.assert_allclose(got, jnp.cos(jnp.arange(16.0)), rtol=1e-6)
+    assert sorted(capsys.readouterr().out.split("\n")) == ["", *(f"block {k}" for k in range(8))]
