@@ -7,17 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
+from tapestry_egg.extract.engine.archive import Archive
+from tapestry_egg.extract.engine.search import Search
 from tapestry_egg.extract.front.sizes import Room
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.quantities import TIME
 
 # With more rows to choose from than these the search for the other plan would take too long, and
 # the note says that instead. No measurement of the number is kept.
 _ROWS = 60_000
+# What is good enough for the search.
+_GAP = 0.004
 # A difference below this share of the seconds is none.
 _SLIGHT = 1e-3
 
@@ -49,8 +50,9 @@ def contract_cost(
         )
     least, proven = np.inf, np.inf
     for problem in problems:
-        search = Search(problem, Effort())
-        least = min(least, search.fastest().seconds)
+        search = Search(problem, _GAP)
+        search.fastest()
+        least = min(least, *(c.seconds for c in search.archive.candidates))
         proven = min(proven, search.archive.bound(np.inf, np.inf))
     least = min(least, within)
     share = within / least - 1.0 if least > 0 else 0.0

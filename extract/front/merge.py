@@ -12,8 +12,8 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.search.archive import Archive, Candidate, shown
-from tapestry_egg.extract.search.settling import SLIVER
+from tapestry_egg.extract.engine.archive import Archive, Candidate, shown
+from tapestry_egg.extract.engine.archive import SLIVER
 from tapestry_egg.machine.energy import dollars
 from tapestry_egg.machine.objectives import DEVICES, DOLLARS, SEARCHED, Objective, objective
 from tapestry_egg.plans.plan import Plan
@@ -29,39 +29,10 @@ _JUST = 0.02
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """What the searches of one network found: candidates by true costs, cuts on seconds; and those
-    that merging may make fast, by their true costs, in the order of each search for these (at
-    prices along chains, or by lines: true); and the seconds that all of its plans take at least,
-    however merged (0: not proven)."""
+    """What the search of one network found: candidates by true costs, cuts on seconds."""
 
     assembled: PlanProblem
     archive: Archive
-    mergeable: tuple[tuple[bool, tuple[Candidate, ...]], ...] = ()
-    least_merged: float = 0.0
-
-    def with_candidates(self, archive: Archive) -> NetworkResult:
-        """Take in what a search of the same rows for other objectives found."""
-        candidates = [*self.archive.candidates, *map(self._counted, archive.candidates)]
-        return replace(self, archive=Archive(candidates, self.archive.cuts))
-
-    def with_mergeable(self, by_lines: bool, found: Sequence[Candidate]) -> NetworkResult:
-        """Take in what one search for labellings that merging may make fast has found, at prices
-        along chains or by lines."""
-        own = tuple(map(self._counted, found))
-        return replace(self, mergeable=(*self.mergeable, (by_lines, own)))
-
-    def with_least(self, seconds: float) -> NetworkResult:
-        """Take in that no plan of it takes less, however merged."""
-        return replace(self, least_merged=max(self.least_merged, seconds))
-
-    def found(self) -> list[Candidate]:
-        """All labellings that were found, also for merging."""
-        return [*self.archive.candidates, *(c for _, own in self.mergeable for c in own)]
-
-    def _counted(self, found: Candidate) -> Candidate:
-        """A labelling with its true costs."""
-        seconds, joules, profile = self.assembled.problem.evaluate(found.rows)
-        return Candidate(found.rows, seconds, float(profile.max(initial=0.0)), joules)
 
 
 #: What is said where results have memory before they are made (`extract/certify/results.py`), which
@@ -88,7 +59,7 @@ def merge(
     than their problems count, its notes say so.
     """
     grounds: dict[int, Ground] = {}
-    worth = worth_a_plan(results, objectives, limits)
+    worth = worth_a_plan([_unmerged(r) for r in results], objectives, limits)
     plans = [bounded_plan(results, *one, objectives, grounds) for one in worth]
     more = [p.costs.peak_bytes > round(c.peak) for p, (_, c) in zip(plans, worth, strict=True)]
     fitting = [p for p in plans if within(p, limits)]
@@ -107,6 +78,17 @@ def merge(
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
         notes=(PLACES,) if any(more) else (),
     )
+
+
+def _unmerged(result: NetworkResult) -> NetworkResult:
+    """A result whose candidates have the seconds of every collective on its own."""
+    problem = result.assembled.problem
+    if problem.latencies is None:
+        return result
+    found = [
+        replace(c, seconds=c.unmerged) for c in result.archive.candidates
+    ]
+    return replace(result, archive=replace(result.archive, candidates=found))
 
 
 def bounded_plan(

@@ -13,11 +13,11 @@ from typing import Any
 from tapestry_egg import pareto
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.engine.archive import Archive, so_far
+from tapestry_egg.extract.engine.race import Effort, Race, searches_of
 from tapestry_egg.extract.problem.problem import Ints, Problem
-from tapestry_egg.extract.search.archive import Archive
-from tapestry_egg.extract.search.settling import Effort
-from tapestry_egg.extract.search.worker import search_all, so_far
 from tapestry_egg.files import problem_file as snapshot_format
+from tapestry_egg.parallel.executors import INTERRUPTED
 
 from .check_problem import row_costs
 
@@ -133,9 +133,16 @@ def problem_front(
         if tell is not None and known.candidates:
             tell(so_far(archives))
 
-    effort = Effort(seconds=max(seconds, 0.1), gap=gap, seed=seed, patience=patience)
-    searched = search_all([problem], effort, None, report)
-    (archive,) = searched.archives
+    effort = Effort(seconds=max(seconds, 0.1), gap=gap, patience=patience)
+    searched = Race(searches_of([problem], gap), effort, report=report)
+    notes: tuple[str, ...] = ()
+    try:
+        searched.run()
+    except KeyboardInterrupt:
+        if not searched.searches[0].archive.candidates:
+            raise
+        notes = (INTERRUPTED,)
+    archive = searched.searches[0].archive
     points = []
     for c in archive.corners():
         found = row_costs(problem, [int(r) for r in c.rows])
@@ -157,4 +164,4 @@ def problem_front(
             )
         points.append(SnapshotPoint(values, c.rows, min(bound, found.seconds)))
     seconds = time.perf_counter() - started
-    return ProblemFront(problem, name, tuple(points), seconds, notes=searched.notes)
+    return ProblemFront(problem, name, tuple(points), seconds, notes=notes)

@@ -28,20 +28,19 @@ from tapestry_egg.schedule.siblings import Shared
 from .columns import Columns, Wanted
 from .kept import Holding, Keeping, Kept, KeptCopies, distinct
 from .memory import Count, Memory
-from .mergeable import Chains, Mergeable
+from .mergeable import may_merge
 from .problem import Floats, Ints, Pair, Problem, Span, Variable, merge_parallel
+from .slots import Slots
 from .spans import Spans
 
 
 @dataclass(frozen=True)
 class Weights:
-    """What the problem minimises: a weighted sum of seconds, bytes sent and flops per device; with
-    `chains`, latencies that merging may take away are paid only there."""
+    """What the problem minimises: a weighted sum of seconds, bytes sent and flops per device."""
 
     seconds: float = 1.0
     wire_bytes: float = 0.0
     flops: float = 0.0
-    chains: Chains | None = None
 
 
 @dataclass(frozen=True)
@@ -98,10 +97,10 @@ class _Assembler:
         self.program = self.schedule.program
         self.columns, self.once = Columns(choices, once), once
         self.memory = Memory(choices, self.columns)
-        chains = weights.chains
-        self.mergeable = None if chains is None else Mergeable(self.columns, chains)
+        plain = weights == Weights()
+        self.slots = Slots(self.columns) if plain and may_merge(choices) else None
         # Bytes and flops are additive, whatever runs beside what.
-        slowdown = choices.target.slowdown if weights == Weights() else None
+        slowdown = choices.target.slowdown if plain else None
         self.spans = None if slowdown is None else Spans(self.columns, slowdown)
         self.variables: list[Variable] = []
         self.pairs: list[Pair] = []
@@ -133,7 +132,8 @@ class _Assembler:
         times, timeline = self.memory.moments, None
         if self.spans is not None:
             variables, pairs, timeline = self.spans.placed(variables, pairs)
-        problem = Problem(variables, pairs, times, timeline)
+        latencies = None if self.slots is None else self.slots.latencies
+        problem = Problem(variables, pairs, times, timeline, latencies)
         return PlanProblem(
             problem,
             self.choices,
@@ -176,12 +176,15 @@ class _Assembler:
         uses += self.memory.running(u, scratch, parts)
         if shared is not None:
             uses += self.memory.kept(shared, holding.have, holding.copy, holding.until)
-        spans = []
+        spans: list[Span] = []
         if self.spans is not None:
             spans = self.spans.of_unit(u, rows, weight, base)
             if shared is not None:
                 turns = self.memory.turns(None, shared)
                 spans += self.spans.of_kept(shared, holding.have, holding.copy, turns)
+        if self.slots is not None:
+            spans += [x for v in unit.outputs for x in self.slots.of_own(u, v, base)]
+            spans += [] if shared is None else self.slots.of_kept(shared, holding)
         self.unit_row.append(base)
         name = f"unit {u} {root.signature.kernel}"
         self.variables.append(Variable(name, seconds, energy, tuple(uses), tuple(spans)))
@@ -197,6 +200,7 @@ class _Assembler:
         uses = self.memory.kept(v, holding.have, holding.copy, holding.until)
         turns = self.memory.turns(None, v)
         spans = self.spans.of_kept(v, holding.have, holding.copy, turns) if self.spans else []
+        spans += self.slots.of_kept(v, holding) if self.slots else []
         self.variables.append(Variable(f"value {v}", seconds, energy, uses, tuple(spans)))
         rows = self.unit_row[u]
 
@@ -212,15 +216,14 @@ class _Assembler:
         """Seconds, per row, of a port that reads what it makes itself: it copies within."""
         table, weight = self.columns.table(v), self.columns.copy_weight(u, v)
         given, wanted = self.columns.gives(v), self.columns.wanted(u, v)
-        less, more = self._saved(v, u)
 
         def copied() -> Floats:
-            price = self._price(table) - less + more
+            price = self._price(table)
             needs = [wanted.sets[k] for k in wanted.label]
             costs = [sum(price[a, b] for b in n) for a, n in zip(given, needs, strict=True)]
             return np.array(costs) * weight
 
-        return self.once(copied, "own copy", given, wanted, weight, less, more)
+        return self.once(copied, "own copy", given, wanted, weight)
 
     def _keeping(self, v: int, variable: int, holding: Holding) -> tuple[Floats, Floats]:
         """Costs of the kept copies; records what the variable's rows mean."""
@@ -228,21 +231,19 @@ class _Assembler:
         self.sharing.append(Sharing(v, variable, holding.rows, self.columns.others(v)))
         table = self.columns.table(v)
         weight = self.program.bodies[self.program.body_of[v]].weight
-        less = None if self.mergeable is None else self.mergeable.less(v)
         turns = self.memory.turns(None, v)
 
         def costs() -> tuple[Floats, Floats]:
             have, holds = holding.have, holding.copy >= 0
             some = np.where(holds, holding.copy, have)
             (_, before), (_, first) = table.turning(*turns)
-            price = self._price(table) - (0.0 if less is None else less)
-            price = price + self.weights.seconds * before
+            price = self._price(table) + self.weights.seconds * before
             return (
                 np.where(holds, price[have, some], 0.0) * weight,
                 np.where(holds, (table.joules + first)[have, some], 0.0) * weight,
             )
 
-        return self.once(costs, "keeping", table, holding, weight, less, turns)
+        return self.once(costs, "keeping", table, holding, weight, turns)
 
     # What readers pay
 
@@ -270,11 +271,10 @@ class _Assembler:
         table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
         wanted = self.columns.wanted(reader, v)
         label_r = self._labels(wanted, reader)
-        less, more = self._saved(v, reader)
         turns = self.memory.turns(reader, v)
 
         def costs() -> tuple[Floats, Floats]:
-            price, shape = self._price(table) - less, (len(have), len(wanted.sets))
+            price, shape = self._price(table), (len(have), len(wanted.sets))
             (after, before), (turned, first) = table.turning(*turns)
             price, joules = price + self.weights.seconds * before, table.joules + first
             seconds, energy = np.zeros(shape), np.zeros(shape)
@@ -285,17 +285,13 @@ class _Assembler:
                 seconds[:, j] += (np.where(there, 0.0, price[a, b]) + own) * weight
                 own = turned[a, b]
                 energy[:, j] += (np.where(there, 0.0, joules[a, b]) + own) * weight
-            if isinstance(more, np.ndarray):
-                for k, layouts in enumerate(wanted.sets):
-                    # Once, whoever makes the copies: those of one value may be merged.
-                    if layouts:
-                        seconds[:, k] += more[have][:, list(layouts)].max(axis=1)
             return seconds, energy
 
-        key = (table, have, kept, wanted, weight, less, more, turns)
+        key = (table, have, kept, wanted, weight, turns)
         seconds, energy = self.once(costs, "read", *key)
         uses = self.memory.read(reader, v, have, kept, holds, wanted)
         spans = self.spans.of_read(reader, v, have, kept, wanted, turns) if self.spans else []
+        spans += self.slots.of_read(reader, v, have, kept, wanted) if self.slots else []
         self.pairs.append(
             Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
         )
@@ -341,14 +337,6 @@ class _Assembler:
         """By the rows of a unit's variable, in which layouts it reads a value."""
         rows = self.unit_row[u]
         return self.once(lambda: wanted.label[rows], "labels", wanted, rows)
-
-    def _saved(self, v: int, reader: int) -> tuple[Floats | float, Floats | float]:
-        """What copies of a value are cheaper by that one unit reads, and what is paid of that all
-        the same."""
-        if self.mergeable is None or self.columns.copy_weight(reader, v) != 1.0:
-            return 0.0, 0.0
-        less, more = self.mergeable.less(v), self.mergeable.more(v, reader)
-        return 0.0 if less is None else less, 0.0 if more is None else more
 
     def _price(self, table: CopyTable) -> Floats:
         """Weighted cost of every copy of one tensor type."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from tapestry_egg.extract.choices.once import Once
 
+from .latencies import Latencies
 from .timeline import Timeline
 
 Floats = NDArray[np.float64]
@@ -43,8 +44,8 @@ class Use:
 
 @dataclass(frozen=True)
 class Span:
-    """Seconds that each row (or pair of labels) adds to one event of the timeline; nothing where
-    it is forbidden."""
+    """Seconds that each row (or pair of labels) adds to one event of the timeline, or of latencies;
+    nothing where it is forbidden."""
 
     event: int
     amount: Floats  # [rows] or [labels of a, labels of b]
@@ -81,12 +82,18 @@ class Pair:
 @dataclass(frozen=True)
 class Problem:
     """Variables and pairs, and at how many times memory is counted; without a `timeline` seconds
-    are additive."""
+    are additive. Where collectives may be merged, `latencies` say what of them that may save."""
 
     variables: tuple[Variable, ...]
     pairs: tuple[Pair, ...]
     times: int
     timeline: Timeline | None = None
+    latencies: Latencies | None = None
+
+    @property
+    def paths(self) -> Timeline | Latencies | None:
+        """What makes seconds other than a sum, if anything does."""
+        return self.timeline or self.latencies
 
     def evaluate(self, rows: Ints) -> tuple[float, float, Floats]:
         """(seconds, joules, bytes at each time) of one row per variable."""
@@ -103,7 +110,7 @@ class Problem:
         return float(seconds), float(joules), profile
 
     def lengths(self, rows: Ints) -> Floats:
-        """Seconds of every event of the timeline, for one row per variable."""
+        """The sum of all seconds, then those of every event, for one row per variable."""
         return self._lengths(self._entries(rows))
 
     def serial(self, rows: Ints) -> float:
@@ -136,8 +143,10 @@ class Problem:
         return [*self.variables, *self.pairs]
 
     def _lengths(self, found: _Entries) -> Floats:
-        assert self.timeline is not None
-        return np.bincount(self._events, found.spans, len(self.timeline)).astype(float)
+        assert self.paths is not None
+        lengths = np.bincount(self._events, found.spans, len(self.paths)).astype(float)
+        seconds = found.seconds.sum() + found.pair_seconds.sum()
+        return np.concatenate(([seconds], lengths))
 
     def _entries(self, rows: Ints) -> _Entries:
         """What one row per variable has of all tables. To put these end to end takes as long as

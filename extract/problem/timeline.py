@@ -44,13 +44,16 @@ class Timeline:
         return self.units + len(self.issue)
 
     def seconds(self, lengths: Floats) -> float:
-        """What a step takes whose events take `lengths`."""
+        """What a step takes: `lengths` are the sum of all seconds, which is not needed, and those of
+        its events."""
+        lengths = lengths[1:]
         longest = float(lengths[: self.units].sum()) + self._waits(lengths)
         return (1.0 - self.slowdown) * longest + self.slowdown * float(lengths.sum())
 
     def shares(self, lengths: Floats) -> Floats:
         """The price of a second of every event: its share in the longest path of a step whose
-        events take `lengths`, and in what slows down."""
+        events take `lengths`, and in what slows down; nothing of the sum of all, which comes first."""
+        lengths = lengths[1:]
         path = np.zeros(len(self))
         path[: self.units] = 1.0
         before = self.units + 1
@@ -60,11 +63,12 @@ class Timeline:
                 within = (self.issue >= begin) & (self.arrive <= end)
                 path[self.units :][within] = 1.0
                 before = begin
-        return (1.0 - self.slowdown) * path + self.slowdown
+        return np.concatenate(([0.0], (1.0 - self.slowdown) * path + self.slowdown))
 
     def evenly(self) -> Floats:
         """The prices to begin with: half of the way all units, half of it all collectives."""
-        return np.full(len(self), (1.0 - self.slowdown) * 0.5 + self.slowdown)
+        half = np.full(len(self), (1.0 - self.slowdown) * 0.5 + self.slowdown)
+        return np.concatenate(([0.0], half))
 
     def _jumps(self, lengths: Floats) -> list[tuple[int, int]]:
         """Where the longest path leaves compute for links, in order, and where other paths do that

@@ -16,8 +16,7 @@ from tapestry_egg.atomic import write_atomic
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
 from tapestry_egg.machine.objectives import OBJECTIVES
-from tapestry_egg.pipeline import fronts
-from tapestry_egg.pipeline.patching import whole
+from tapestry_egg.pipeline import searches
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.settings import Settings
@@ -41,8 +40,7 @@ def problems_of(
     """The problems that `optimize` would search for a program on a target, with a name for each.
 
     One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 2`. Nothing is searched
-    for it, so that those are not among them which hold what lies near plans that a search has
-    found. Raises what `optimize` raises.
+    for it. Raises what `optimize` raises.
     """
     question = read_question(
         graph,
@@ -53,10 +51,14 @@ def problems_of(
         settings=settings or Settings(),
         tell=on_progress,
     )
-    before = [each.run for each in PASSES].index(fronts.search_problems)
-    done, _ = run_passes(State(question), PASSES[:before])
-    for k, posed in enumerate(whole(done.problems, done.patched)):
-        yield done.at(k), posed.problem
+    searching = (searches.search_first, searches.search_networks)
+    before = [each.run for each in PASSES].index(searches.search_networks)
+    done, _ = run_passes(
+        State(question), [each for each in PASSES[:before] if each.run not in searching]
+    )
+    for n in done.networks:
+        if n.problem is not None:
+            yield str(n), n.problem.problem
 
 
 def save_problem(problem: Problem, name: str, path: Path) -> None:

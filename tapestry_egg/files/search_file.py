@@ -24,24 +24,13 @@ import numpy as np
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.problem import Ints, Problem
-from tapestry_egg.extract.search.archive import Archive, Candidate
-from tapestry_egg.extract.search.transport import archive_arrays, archive_from, problem_arrays
-from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.extract.engine.archive import Archive, Candidate
+from tapestry_egg.extract.engine.transport import archive_arrays, archive_from, problem_arrays
 
-VERSION = 1
+VERSION = 2
 
 #: While a search goes on its file is written anew after so many seconds.
 OFTEN = 60.0
-
-
-@dataclass(frozen=True)
-class Near:
-    """Which plans a mesh of three axes was searched near to: the form, by its place among those
-    searched, and each plan's problem and rows."""
-
-    shape: MeshShape
-    form: int
-    plans: tuple[tuple[str, Ints], ...]
 
 
 @dataclass
@@ -50,7 +39,6 @@ class SearchFile:
 
     path: Path
     archives: dict[str, Archive] = field(default_factory=dict)
-    near: tuple[Near, ...] = ()
     runs: int = 0  # that have written it
     _digests: dict[int, tuple[Problem, str]] = field(default_factory=dict)
     _written: float = -math.inf
@@ -137,14 +125,7 @@ class SearchFile:
             own = archive_arrays(archive)
             arrays.update({f"{n} {name}": array for name, array in own.items()})
             entries.append({"problem": digest, "arrays": sorted(own)})
-        near: list[dict[str, Any]] = []
-        for n, each in enumerate(self.near):
-            for k, (_, rows) in enumerate(each.plans):
-                arrays[f"near {n} {k}"] = rows
-            names, sizes = list(each.shape.names), list(each.shape.sizes)
-            plans = [digest for digest, _ in each.plans]
-            near.append({"names": names, "sizes": sizes, "form": each.form, "plans": plans})
-        head = {"tapestry_egg": "search", "version": VERSION, "problems": entries, "near": near}
+        head = {"tapestry_egg": "search", "version": VERSION, "problems": entries}
         head["runs"] = self.runs + 1
         out = io.BytesIO()
         np.savez_compressed(out, head=np.array(json.dumps(head)), **arrays)  # type: ignore[arg-type]
@@ -163,11 +144,3 @@ def _read(into: SearchFile, data: bytes) -> None:
             own = {name: arrays[f"{n} {name}"] for name in entry["arrays"]}
             into.archives[str(entry["problem"])] = archive_from(own)
         into.runs = int(head["runs"])
-        into.near = tuple(
-            Near(
-                MeshShape(tuple(map(str, x["names"])), tuple(map(int, x["sizes"]))),
-                int(x["form"]),
-                tuple((str(d), arrays[f"near {n} {k}"]) for k, d in enumerate(x["plans"])),
-            )
-            for n, x in enumerate(head["near"])
-        )

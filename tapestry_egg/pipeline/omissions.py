@@ -6,23 +6,20 @@ nothing was left out, nothing is said.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.metakernels import registry
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.choices.unit_choices import UnitChoices
+    from tapestry_egg.extract.engine.race import Race
     from tapestry_egg.extract.problem.assemble import PlanProblem
-    from tapestry_egg.extract.search.archive import Archive
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import Target
     from tapestry_egg.rewrite.form import Form, Left
-    from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces
     from tapestry_egg.rewrite.recompute import Recomputing
     from tapestry_egg.shard.strategies import Saturated
 
@@ -56,16 +53,6 @@ def of_layouts(left: Sequence[str]) -> tuple[str, ...]:
         f"{_count(len(left), 'mesh shape', 'mesh shapes')} ({some}) {was} not searched: tables of "
         "copies between all layouts there would be too large",
     )
-
-
-def of_merging(left: Sequence[float], more: int) -> tuple[str, ...]:
-    """What is said of networks in which no plans were searched for that merge collectives: where
-    that may save such shares of the seconds of plans that are known, and so many `more` in which it
-    may save something of plans that are not."""
-    end = "not searched for plans that merging makes faster, though it may"
-    if left:
-        end += f": by up to {max(left):.0%} of what is known"
-    return _told(len(left) + more, "more network was", "more networks were", end)
 
 
 def of_parts(left: Sequence[int]) -> tuple[str, ...]:
@@ -135,33 +122,6 @@ def of_forms(found: Sequence[Form], searched: int) -> tuple[str, ...]:
     )
 
 
-def of_places(left: int, mesh: str) -> tuple[str, ...]:
-    """What is said of places of a program that can be computed in several ways, and stay as given
-    in the search on a mesh: they touch too many others, or change the order of the rest."""
-    return _told(
-        left,
-        "place that can be computed in several ways was",
-        "places that can be computed in several ways were",
-        f"left as given on {mesh}",
-    )
-
-
-def of_ways(left: int) -> tuple[str, ...]:
-    """What is said of ways to compute places of a program whose tables are too large for all."""
-    return _told(
-        left,
-        "way to compute a place of the program was",
-        "ways to compute places of the program were",
-        "not searched, as its tables are large",
-    )
-
-
-def of_places_for_traffic(networks: int) -> tuple[str, ...]:
-    """What is said where few bytes and flops are looked for in programs that are many as one."""
-    words = "of the ways to compute places of the program, only those that the search for seconds "
-    return (f"{words}found were searched for few bytes and flops",) if networks else ()
-
-
 def _of_softmaxes(ended: int) -> tuple[str, ...]:
     """What is said of softmaxes of which not all was read: attention may be among them."""
     what = f"of {_count(ended, 'softmax', 'softmaxes')} not all was read that goes into and out of"
@@ -202,14 +162,26 @@ def _of_batches(left: Left) -> tuple[str, ...]:
     )
 
 
-def of_race(beaten: int) -> tuple[str, ...]:
-    """What is said of forms and meshes together that hold nothing better by their first bounds."""
-    return _told(
-        beaten,
-        "network of a form on a mesh was",
-        "networks of a form on a mesh were",
-        "not searched, as their first bounds prove that they hold nothing better",
-    )
+def of_search(found: Race, interrupted: bool) -> tuple[str, ...]:
+    """What is said of a search that did not come to its end."""
+    from tapestry_egg.parallel.executors import INTERRUPTED
+
+    notes = (INTERRUPTED,) if interrupted else ()
+    if found.late:
+        effort = found.effort
+        ends = f"the time limit of {effort.seconds:.4g} s"
+        if effort.patience < float("inf"):
+            ends += f", or {effort.patience:.4g} s without gain,"
+        notes += (f"{ends} ended the search; another run may give another front",)
+    return notes
+
+
+def of_clock(what: str, seconds: float) -> tuple[str, ...]:
+    """What is said of rules that a limit of time ended, on the program or on layouts."""
+    if not what:
+        return ()
+    end = "another run may give another front"
+    return (f"the time limit of {seconds:.4g} s ended the rules on {what}; {end}",)
 
 
 def of_budgets(forms: Sequence[Form], strategies: Sequence[Saturated]) -> tuple[str, ...]:
@@ -259,26 +231,6 @@ def of_recomputation(made: Recomputing, others: int) -> tuple[str, ...]:
             "kernel that a library has was",
             "kernels that a library has were",
             "not tried as computed twice",
-        ),
-    )
-
-
-def of_second_places(every: Sequence[SecondPlaces]) -> tuple[str, ...]:
-    """What is said of values that several read, and of which readers may have one made again."""
-    left = max((own.left for own in every), default=0)
-    more = sum(own.more for own in every)
-    return (
-        *_told(
-            left,
-            "value that several read was",
-            "values that several read were",
-            "not tried as made again for some of their readers alone",
-        ),
-        *_told(
-            more,
-            "form was",
-            "forms were",
-            "not searched for all ways to make several values again together",
         ),
     )
 
@@ -380,13 +332,10 @@ def of_copies(problems: Sequence[PlanProblem]) -> tuple[str, ...]:
     )
 
 
-def of_room(
-    problems: Sequence[PlanProblem], networks: Sequence[str], posed: Sequence[int]
-) -> tuple[str, ...]:
-    """What is said of values of which no copies are shared, and of `networks` but those that are
-    `posed`, for what their tables would take of memory."""
+def of_room(problems: Sequence[PlanProblem], left: Sequence[str]) -> tuple[str, ...]:
+    """What is said of values of which no copies are shared, and of networks that were `left` out,
+    for what their tables would take of memory."""
     most = max((p.spared for p in problems), default=0)
-    left = [name for k, name in enumerate(networks) if k not in posed]
     some = ", ".join(left[:3]) + (", ..." if len(left) > 3 else "")
     entries = "tables of more entries than there is room for (Settings.entries)"
     return (
@@ -401,56 +350,6 @@ def of_room(
         *(
             (f"{_count(len(left), 'network', 'networks')} ({some}) not searched: {entries}",)
             if left
-            else ()
-        ),
-    )
-
-
-def of_wrong_programs(wrong: Sequence[ExtractError]) -> tuple[str, ...]:
-    """What is said of labellings of all programs together that their own program does not bear
-    out."""
-    if not wrong:
-        return ()
-    return (
-        f"{_count(len(wrong), 'labelling', 'labellings')} of several programs together left out, "
-        f"not borne out by the own program (a defect of tapestry-egg, please report the program; "
-        f"bounds may be too high): {wrong[0].where}: {wrong[0].what}",
-    )
-
-
-def of_programs(
-    problems: Sequence[PlanProblem], archives: Sequence[Archive], gap: float
-) -> tuple[str, ...]:
-    """What is said of gaps that the solver of integer programs has left open: for limits at which
-    it was ended, and in problems that are too large for it."""
-    from tapestry_egg.extract.search import exact
-
-    def known(peak: float, joules: float = math.inf) -> float:
-        found = [a.best(peak, joules) for a in archives]
-        return min((c.seconds for c in found if c is not None), default=math.inf)
-
-    def is_open(archive: Archive, peak: float, joules: float = math.inf) -> bool:
-        return known(peak, joules) > archive.bound(peak, joules) * (1.0 + gap)
-
-    ended = sum(is_open(a, peak) for a in archives for peak in set(a.unsettled))
-    points = [(c.peak, c.joules) for a in archives for c in a.corners()]
-    large = sum(
-        not exact.small(p.problem) and any(is_open(a, *point) for point in points)
-        for p, a in zip(problems, archives, strict=True)
-    )
-    return (
-        *_told(
-            ended,
-            "limit on memory was given up by the solver of integer programs,",
-            "limits on memory were given up by the solver of integer programs,",
-            "and its gap is what was proven until then",
-        ),
-        *(
-            (
-                f"{_count(large, 'problem has', 'problems have')} more than {exact.COLUMNS} "
-                "columns, too many to be settled by integer programs: gaps are what prices prove",
-            )
-            if large
             else ()
         ),
     )

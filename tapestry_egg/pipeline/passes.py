@@ -8,9 +8,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.sizes import entries_of_three_axes
 from tapestry_egg.extract.pins.boundary import restrict
@@ -25,19 +24,16 @@ from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_stream
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recompute import recomputing
 from tapestry_egg.schedule.schedules import Schedule, scheduled
-from tapestry_egg.shard.encode import Encoding, encode
+from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare
 
 from . import omissions
 from .settings import FIRST_AXES
-from .state import Begun, Question, State
+from .state import Network, Question, Shared, State
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.problem.assemble import PlanProblem
-
-T = TypeVar("T")
 
 
 # Entries that tables of copies between the layouts of all tensors may have on one mesh, told before
@@ -121,19 +117,24 @@ def quickly(
     return few, (words,)
 
 
-#: Ways to compute places for which there is room in the stead of one form, on one mesh shape: for a
-#: form there are networks to be searched, a way is a program that is laid over the one as given.
-WAYS_OF_A_FORM = 40
+def take_as_given(state: State) -> State:
+    """The program as it is given, as the first form, with its units."""
+    q = state.question
+    graph = rounded(prepare(q.graph), dict(q.machine.operands))
+    form = Form(graph, saturated=False)
+    schedule = _of(form, scheduled(form.graph, q.pairs))
+    return replace(state, forms=(form,), schedules=(schedule,))
 
 
 def find_forms(state: State) -> State:
-    """The forms of the program that the rules find, cheapest on one device; the given one first."""
+    """The forms of the program that the rules find, cheapest on one device; the given one first.
+
+    Raises what the rules raise.
+    """
     q = state.question
     if q.long:
-        q.tell(Phase("saturate", "the form as given", 1.0))
-        graph = rounded(prepare(q.graph), dict(q.machine.operands))
-        return replace(state, forms=(Form(graph, saturated=False),))
-    room = q.settings.forms if q.settings.front else 0
+        words = f"{q.graph.size} operations: the rules on the program were left out"
+        return state.saying(words)
     found = forms_with_streams(
         q.graph,
         q.books,
@@ -141,10 +142,10 @@ def find_forms(state: State) -> State:
         q.settings.algebra,
         q.settings.least_gain,
         slower=q.settings.front,
-        room=room,
-        ways=max(room, room * WAYS_OF_A_FORM // max(1, len(state.shapes))),
-        batches=lambda form: _in_micro_batches(form, q),
+        room=q.settings.forms if q.settings.front else 0,
+        ways=0,
         shared=True,
+        batches=lambda form: _in_micro_batches(form, q),
         limit=_most_bytes(q),
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
@@ -152,12 +153,26 @@ def find_forms(state: State) -> State:
     if not q.settings.front:  # the cheapest, second if there is another than the given one
         split = tuple([f for f in found if any(map(is_split, f.rules))])
         found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
-    reads = dict(q.machine.operands)
+    given, reads = state.forms[0], dict(q.machine.operands)
     found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
+    # What was made of the form as given is not made again.
+    found = tuple([replace(f, graph=given.graph) if f.graph == given.graph else f for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
-    notes = state.notes + omissions.of_forms(every, len(found))
-    return replace(state, forms=found, timeline=timeline, notes=notes)
+    schedules = [
+        state.schedules[0]
+        if form.graph is given.graph
+        else _of(form, scheduled(form.graph, q.pairs))
+        for form in found
+    ]
+    made = replace(
+        state, forms=found, schedules=tuple(schedules), timeline=(*state.timeline, *timeline)
+    )
+    late = "the program" if found[0].by_clock else ""
+    return made.saying(
+        *omissions.of_forms(every, len(found)),
+        *omissions.of_clock(late, q.settings.algebra.seconds),
+    )
 
 
 def _in_micro_batches(form: Form, q: Question) -> Batched:
@@ -181,12 +196,6 @@ def _most_bytes(q: Question) -> float:
     return min(usable, q.limits.get(PEAK_BYTES.name, math.inf))
 
 
-def schedule_units(state: State) -> State:
-    """For every form its units: which operations run as one, and in which order."""
-    plans = [_of(form, scheduled(form.graph, state.question.pairs)) for form in state.forms]
-    return replace(state, schedules=tuple(plans))
-
-
 def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time."""
@@ -196,12 +205,12 @@ def recompute_values(state: State) -> State:
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
     q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0))
-    return replace(
+    more = replace(
         state,
         forms=state.forms + tuple(form for form, _ in made.forms),
         schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in made.forms),
-        notes=state.notes + omissions.of_recomputation(made, len(state.forms) - 1),
     )
+    return more.saying(*omissions.of_recomputation(made, len(state.forms) - 1))
 
 
 def _of(form: Form, schedule: Schedule) -> Schedule:
@@ -209,73 +218,108 @@ def _of(form: Form, schedule: Schedule) -> Schedule:
     return replace(schedule, program=replace(schedule.program, rules=form.rules, steps=form.steps))
 
 
+def fastest(state: State) -> int:
+    """The place of the form that takes the least time on one device: the first or the second."""
+    second = state.forms[1:2]
+    return 1 if second and not (second[0].slower or second[0].extra) else 0
+
+
+# Networks: every form on every mesh. A pass takes up those that it has not been through.
+
+
+def begin(state: State) -> State:
+    """One network to begin with: the program as given on the default mesh."""
+    state = replace(state, networks=(_network(state, 0, state.shapes[0]),))
+    for each in NETWORK:
+        state = each(state)
+    return state
+
+
+def choose_networks(state: State) -> State:
+    """The forms and meshes that are searched together: the first form on all meshes, then the
+    second, and so on. What was begun with is one of them."""
+    known = {(id(n.schedule), n.mesh): n for n in state.networks}
+    networks = []
+    for k, schedule in enumerate(state.schedules):
+        for mesh in state.shapes:
+            begun = known.get((id(schedule), mesh))
+            fresh = _network(state, k, mesh)
+            made = fresh if begun is None else replace(begun, number=k, form=fresh.form)
+            networks.append(made)
+    return replace(state, networks=tuple(networks))
+
+
+def _network(state: State, form: int, mesh: MeshShape) -> Network:
+    return Network(form, state.forms[form], state.schedules[form], mesh)
+
+
 def encode_facts(state: State) -> State:
-    """Every form on every mesh shape as facts of integers."""
-    made: list[Encoding] = []
-    for form, shape in state.networks:
-        program = state.schedules[form].program
-        words = f"{state.at(len(made))}: {len(program.instances)} operations"
-        state.question.tell(Phase("encode", words, len(made) / len(state.networks)))
-        made.append(encode(program, state.shapes[shape]))
-    words = f"{sum(len(e.signatures) for e in made)} signatures"
-    state.question.tell(Phase("encode", words, 1.0))
-    return replace(state, encodings=tuple(made))
+    """Every form on every mesh as facts of integers."""
+    made = []
+    for k, n in enumerate(state.networks):
+        if n.encoding is None:
+            words = f"{n}: {len(n.schedule.program.instances)} operations"
+            state.tell(Phase("encode", words, k / len(state.networks)))
+            n = replace(n, encoding=encode(n.schedule.program, n.mesh))
+        made.append(n)
+    done = replace(state, networks=tuple(made))
+    words = f"{sum(len(e.signatures) for e in done.encodings)} signatures"
+    state.tell(Phase("encode", words, 1.0))
+    return done
 
 
 def derive_strategies(state: State) -> State:
-    """What the rules derive from the facts: ways to run every operation, and changes of layout."""
-    q = state.question
-    made = _derived(state)
-    count = sum(len(s) for found in made for s in found.strategies)
-    words = f"{sum(found.rows for found in made)} rows, {count} strategies"
-    q.tell(Phase("saturate", words, 1.0))
-    timeline: tuple[Tick, ...] = state.timeline
-    for k, found in enumerate(made):
-        timeline += tuple(replace(tick, subject=state.at(k)) for tick in found.timeline)
-    late = {
-        "the program": (state.forms[0].by_clock, q.settings.algebra.seconds),
-        "layouts": (any(found.by_clock for found in made), q.settings.budget.seconds),
-    }
-    notes = tuple(
-        f"the time limit of {seconds:.4g} s ended the rules on {what}; another run may give "
-        "another front"
-        for what, (ended, seconds) in late.items()
-        if ended
-    )
-    notes += omissions.of_budgets(() if q.long else state.forms, made)
-    if q.long:
-        notes += (f"{q.graph.size} operations: the rules on the program were left out",)
-    return replace(state, strategies=tuple(made), timeline=timeline, notes=state.notes + notes)
+    """What the rules derive from the facts: ways to run every operation, and changes of layout.
 
-
-def _derived(state: State) -> list[Saturated]:
-    """What the rules derive of every network. Meshes are done side by side, as egglog works in
-    processes of its own; on each one form after the other, for they have most in common."""
+    Meshes are done side by side, as egglog works in processes of its own; on each one form after
+    the other, for they have most in common.
+    """
     q, networks = state.question, state.networks
-    known = state.begun.strategies if state.begun else ()
-    chains: dict[int, list[int]] = {}
-    for k, (_, shape) in enumerate(networks):
-        chains.setdefault(shape, []).append(k)
+    known = [n.strategies for n in networks if n.strategies is not None]
+    chains: dict[MeshShape, list[int]] = {}
+    for k, n in enumerate(networks):
+        if n.strategies is None:
+            chains.setdefault(n.mesh, []).append(k)
     made: dict[int, Saturated] = {}
     interrupted = threading.Event()
 
     def derive(chain: Sequence[int]) -> None:
         found = [*known]
         for k in chain:
-            if interrupted.is_set():
+            encoding = networks[k].encoding
+            if interrupted.is_set() or encoding is None:
                 return
-            found.append(saturate(state.encodings[k], q.books, q.settings.budget, found))
+            found.append(saturate(encoding, q.books, q.settings.budget, found))
             made[k] = found[-1]
 
-    with ThreadPoolExecutor(min(q.settings.workers or os.cpu_count() or 1, len(chains))) as pool:
+    with ThreadPoolExecutor(max(1, min(threads(q), len(chains)))) as pool:
         try:
-            jobs = {pool.submit(derive, chain): str(state.shapes[n]) for n, chain in chains.items()}
+            jobs = {pool.submit(derive, chain): str(mesh) for mesh, chain in chains.items()}
             for job in as_completed(jobs):
                 job.result()
                 q.tell(Phase("saturate", jobs[job], min(0.99, len(made) / len(networks))))
         finally:
             interrupted.set()
-    return [made[k] for k in range(len(networks))]
+    ticks = [
+        replace(tick, subject=str(networks[k]))
+        for k in sorted(made)
+        for tick in made[k].timeline
+    ]
+    done = replace(
+        state,
+        networks=tuple(
+            [replace(n, strategies=made[k]) if k in made else n for k, n in enumerate(networks)]
+        ),
+        timeline=(*state.timeline, *ticks),
+    )
+    count = sum(len(s) for found in done.strategies for s in found.strategies)
+    rows = sum(found.rows for found in done.strategies)
+    q.tell(Phase("saturate", f"{rows} rows, {count} strategies", 1.0))
+    late = "layouts" if any(found.by_clock for found in made.values()) else ""
+    return done.saying(
+        *omissions.of_clock(late, q.settings.budget.seconds),
+        *omissions.of_budgets(() if q.long else state.forms, done.strategies),
+    )
 
 
 def join_units(state: State) -> State:
@@ -287,60 +331,66 @@ def join_units(state: State) -> State:
 
     q = state.question
     fixed = q.words.fixed
-    made: list[UnitChoices] = []
-    free: list[UnitChoices] = []
-    begun = state.begun or Begun(JoinedUnits(), Room(left=q.settings.entries))
-    for k, found in enumerate(state.strategies):
-        form, shape = state.networks[k]
-        schedule, mesh = state.schedules[form], state.shapes[shape]
-        every = unit_choices(schedule, found, mesh, q.machine, fixed.contract, begun.joined)
-        if fixed.contract is not None and not form:
-            free.append(restrict(every, replace(fixed, bounded=False)))
-        made.append(restrict(every, fixed))
-    notes = state.notes + omissions.of_rows(made) + omissions.of_inner_copies(made)
-    return replace(state, choices=tuple(made), free=tuple(free), begun=begun, notes=notes)
+    shared = state.shared or Shared(JoinedUnits(), Room(left=q.settings.entries))
+    made = []
+    for n in state.networks:
+        if n.choices is None and n.strategies is not None:
+            every = unit_choices(
+                n.schedule, n.strategies, n.mesh, q.machine, fixed.contract, shared.joined
+            )
+            bound = fixed.contract is not None and n.number == 0
+            free = restrict(every, replace(fixed, bounded=False)) if bound else None
+            n = replace(n, choices=restrict(every, fixed), free=free)
+        made.append(n)
+    done = replace(state, networks=tuple(made), shared=shared)
+    return done.saying(
+        *omissions.of_rows(done.choices), *omissions.of_inner_copies(done.choices)
+    )
 
 
 def pose_problems(state: State) -> State:
     """The choices as arrays: variables, pairs, seconds, joules, and bytes over time; without the
     networks of which these would be too large. Raises ExtractError where that is all of them."""
-    made = with_problems(state)
-    if not made.problems:
+    from tapestry_egg.extract.problem.assemble import assemble
+
+    assert state.shared is not None, "units were joined"
+    room = state.shared.room
+    made, left = [], []
+    for n in state.networks:
+        if n.problem is None and n.choices is not None:
+            keeping = room.keeping(n.choices)
+            if keeping is None:
+                left.append(str(n))
+                continue
+            n = replace(n, problem=assemble(n.choices, once=room.once, keeping=keeping))
+        made.append(n)
+    if not made:
         entries = state.question.settings.entries
         raise ExtractError(
             f"tables of all meshes have more entries than there is room for, {entries}",
             where=state.question.machine.name,
             hint="Set Settings(entries=...) higher, or name meshes of fewer axes.",
         )
-    return made
-
-
-def with_problems(state: State) -> State:
-    """The state with the problem of every network for which there is room."""
-    from tapestry_egg.extract.front.sizes import Room
-    from tapestry_egg.extract.problem.assemble import assemble
-
-    room = state.begun.room if state.begun else Room(left=state.question.settings.entries)
-    problems: list[PlanProblem] = []
-    fits: list[int] = []
-    for k, choices in enumerate(state.choices):
-        keeping = room.keeping(choices)
-        if keeping is not None:
-            fits.append(k)
-            problems.append(assemble(choices, once=room.once, keeping=keeping))
-    left = omissions.of_endings(problems) + omissions.of_copies(problems)
-    left += omissions.of_room(problems, [state.at(k) for k in range(len(state.choices))], fits)
-    networks = state.networks
-    return replace(
-        state,
-        encodings=tuple([state.encodings[k] for k in fits]),
-        strategies=tuple([state.strategies[k] for k in fits]),
-        choices=tuple([state.choices[k] for k in fits]),
-        free=tuple([free for k, free in enumerate(state.free) if k in fits]),
-        problems=tuple(problems),
-        too_large=state.too_large.union(x for k, x in enumerate(networks) if k not in fits),
-        notes=state.notes + left,
+    done = replace(state, networks=tuple(made))
+    return done.saying(
+        *omissions.of_endings(done.problems),
+        *omissions.of_copies(done.problems),
+        *omissions.of_room(done.problems, left),
     )
+
+
+def threads(q: Question) -> int:
+    """How many threads work side by side."""
+    return q.settings.workers or os.cpu_count() or 1
+
+
+#: What makes a network, one pass after the other.
+NETWORK = (encode_facts, derive_strategies, join_units, pose_problems)
+
+
+# Entries that the tables of all networks of three axes may have together, by prediction. Half a
+# million take some two seconds to make.
+THREE_AXES = 2_500_000
 
 
 def add_axes(state: State) -> State:
@@ -351,51 +401,14 @@ def add_axes(state: State) -> State:
     shapes = _small_enough(state, form)
     if not shapes:
         return state
-    own = state.alone(form, shapes)
-    for each in (encode_facts, derive_strategies, join_units, with_problems):
-        own = each(own)
+    more = [_network(state, form, mesh) for mesh in shapes]
+    state = replace(state, networks=(*state.networks, *more))
+    for each in NETWORK:
+        state = each(state)
     others = len(state.forms) - 1
-    left = (f"meshes of three axes were searched for 1 of {others + 1} forms",) if others else ()
-    return replace(
-        with_networks(state, form, own),
-        free=state.free if form else (*state.free, *own.free),
-        notes=tuple(dict.fromkeys((*state.notes, *own.notes, *left))),
-    )
-
-
-def with_networks(state: State, form: int, own: State) -> State:
-    """The state with one form on finer meshes, too: `own` has its networks on these alone."""
-    beyond = {(form, len(state.shapes) + shape) for _, shape in own.too_large}
-    return replace(
-        state,
-        shapes=(*state.shapes, *own.shapes),
-        too_large=state.too_large | beyond,
-        finer=len(own.shapes),
-        finer_form=form,
-        encodings=woven(state, form, state.encodings, own.encodings),
-        strategies=woven(state, form, state.strategies, own.strategies),
-        choices=woven(state, form, state.choices, own.choices),
-        problems=woven(state, form, state.problems, own.problems),
-        timeline=own.timeline,
-    )
-
-
-def woven(state: State, form: int, a: tuple[T, ...], b: tuple[T, ...]) -> tuple[T, ...]:
-    """What is there for all networks, and what there is of one form on further shapes: after those
-    of this form on all other shapes."""
-    after = sum(f <= form for f, _ in state.networks)
-    return (*a[:after], *b, *a[after:])
-
-
-def fastest(state: State) -> int:
-    """The place of the form that takes the least time on one device: the first or the second."""
-    second = state.forms[1:2]
-    return 1 if second and not (second[0].slower or second[0].extra) else 0
-
-
-# Entries that the tables of all networks of three axes may have together, by prediction. Half a
-# million take some two seconds to make; a search divides its work by the root of their number.
-THREE_AXES = 2_500_000
+    if others:
+        state = state.saying(f"meshes of three axes were searched for 1 of {others + 1} forms")
+    return state
 
 
 def finer_shapes(state: State) -> tuple[MeshShape, ...]:
@@ -418,7 +431,10 @@ def _small_enough(state: State, form: int) -> tuple[MeshShape, ...]:
     finer = finer_shapes(state)
     if not finer:
         return ()
-    own = [p for (f, _), p in zip(state.networks, state.problems, strict=True) if f == form]
     most = state.shapes[0].devices
-    each = entries_of_three_axes([p for p in own if p.choices.mesh.devices == most])
-    return finer[: int(THREE_AXES // each)]
+    own: list[PlanProblem] = [
+        n.problem
+        for n in state.networks
+        if n.number == form and n.problem is not None and n.mesh.devices == most
+    ]
+    return finer[: int(THREE_AXES // entries_of_three_axes(own))]

@@ -24,7 +24,7 @@ from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
-from . import apart, fronts, passes, patching, verify
+from . import fronts, passes, searches, verify
 from .question import read_question
 from .settings import Settings
 from .stages import Stage
@@ -53,32 +53,24 @@ class Pass:
         return self.run.__name__
 
 
-# What is made of every form on every mesh shape.
-NETWORKS = ("encodings", "strategies", "choices", "problems")
-
 #: From a question to a front. Rules work twice: on the program as a whole (`forms`), where they
 #: find others that compute the same, and on the facts of each form on each mesh (`strategies`).
+#: The first plan, of the program as given on the default mesh, is there before any other form or
+#: mesh is looked at.
 PASSES = (
     Pass("trace", ("shapes",), passes.choose_shapes, verify.shapes),
-    Pass("saturate", ("forms",), passes.find_forms, verify.forms),
-    Pass("saturate", ("schedules",), passes.schedule_units, verify.schedules),
+    Pass("saturate", ("forms", "schedules"), passes.take_as_given, verify.forms_and_schedules),
+    Pass("extract", ("networks",), passes.begin, verify.networks),
+    Pass("extract", ("results",), searches.search_first, verify.results),
+    Pass("saturate", ("forms", "schedules"), passes.find_forms, verify.forms_and_schedules),
     Pass("saturate", ("forms", "schedules"), passes.recompute_values, verify.forms_and_schedules),
-    Pass("extract", ("results",), apart.look_first, verify.looked),
+    Pass("extract", ("networks",), passes.choose_networks, verify.networks),
     Pass("encode", ("encodings",), passes.encode_facts, verify.encodings),
     Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies),
-    Pass("extract", ("choices", "free"), passes.join_units, verify.choices),
+    Pass("extract", ("choices",), passes.join_units, verify.choices),
     Pass("extract", ("problems",), passes.pose_problems, verify.problems),
-    Pass("extract", ("shapes", *NETWORKS, "free"), passes.add_axes, verify.networks),
-    Pass("extract", ("problems",), patching.join_patches, verify.patched),
-    Pass("extract", ("results",), fronts.search_problems, verify.results),
-    Pass(
-        "extract",
-        ("shapes", *NETWORKS, "results"),
-        apart.search_nearby,
-        verify.searched,
-        spare=True,
-    ),
-    Pass("extract", ("results",), fronts.search_merged, verify.results, spare=True),
+    Pass("extract", ("networks",), passes.add_axes, verify.networks),
+    Pass("extract", ("results",), searches.search_networks, verify.results),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
     Pass("extract", ("front",), fronts.merge_sent, verify.front, spare=True),
     Pass("extract", ("front",), fronts.certify_front, verify.front),

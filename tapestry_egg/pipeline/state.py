@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import Executor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from tapestry_egg.egraphs.timeline import Tick
@@ -25,10 +25,10 @@ from .settings import Settings
 from .words import Words
 
 if TYPE_CHECKING:
-    from tapestry_egg.extract.choices.once import JoinedUnits, Once
+    from tapestry_egg.extract.choices.once import JoinedUnits
     from tapestry_egg.extract.choices.unit_choices import UnitChoices
+    from tapestry_egg.extract.engine.search import Search
     from tapestry_egg.extract.front.sizes import Room
-    from tapestry_egg.extract.places.programs import Patched
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.files.search_file import SearchFile
     from tapestry_egg.tracing.trace import Program
@@ -58,13 +58,9 @@ class Question:
         """Whether plans are compared by how many devices they have, or by what those cost."""
         return any(objective(k).by_devices for k in self.objectives)
 
-    def tell_part(self, phase: Phase) -> None:
-        """Tell of the progress of what is only a part of a pass, as the search that it is for."""
-        self.tell(replace(phase, phase="extract", fraction=min(phase.fraction or 0.0, 0.99)))
-
     @property
     def long(self) -> bool:
-        """Whether the program is too long for one that is wanted soon (`LONG`)."""
+        """Whether the program is too long for one plan that is wanted soon (`LONG`)."""
         return not self.settings.front and self.graph.size > LONG
 
 
@@ -74,110 +70,79 @@ LONG = 2500
 
 
 @dataclass(frozen=True)
-class Begun:
-    """What was made of some networks, for all others to take from: units that were joined, arrays
-    of problems and the room that there is for more, and what the rules derived of the one that was
-    looked at first."""
+class Network:
+    """One form of the program on one mesh, and what the passes have made of it so far."""
+
+    number: int  # of the form, by its place
+    form: Form
+    schedule: Schedule
+    mesh: MeshShape
+    encoding: Encoding | None = None
+    strategies: Saturated | None = None
+    choices: UnitChoices | None = None
+    free: UnitChoices | None = None  # without what a named mesh asks, where there is one
+    problem: PlanProblem | None = None
+    search: Search | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mesh}{f' form {self.number + 1}' if self.number else ''}"
+
+    @property
+    def result(self) -> NetworkResult:
+        """What its search has found."""
+        assert self.problem is not None and self.search is not None, "it was searched"
+        return NetworkResult(self.problem, self.search.archive)
+
+
+@dataclass(frozen=True)
+class Shared:
+    """What networks take from each other: units that were joined, and the room that there is for
+    tables of which equal ones are made once."""
 
     joined: JoinedUnits
     room: Room
-    strategies: tuple[Saturated, ...] = ()
-
-    @property
-    def once(self) -> Once:
-        return self.room.once
 
 
 @dataclass(frozen=True)
 class State:
-    """A question, and what each pass has added; a pass reads what those before it made.
-
-    Tuples from `encodings` on hold one entry for each of the `networks`.
-    """
+    """A question, and what each pass has added; a pass reads what those before it made."""
 
     question: Question
     shapes: tuple[MeshShape, ...] = ()
     forms: tuple[Form, ...] = ()
     schedules: tuple[Schedule, ...] = ()
-    begun: Begun | None = None  # until all problems are posed
-    encodings: tuple[Encoding, ...] = ()
-    strategies: tuple[Saturated, ...] = ()
-    choices: tuple[UnitChoices, ...] = ()
-    free: tuple[UnitChoices, ...] = ()  # of the first form, without what a named mesh asks
-    problems: tuple[PlanProblem, ...] = ()
-    # By the number of a network: the problem of all programs that places of its form make.
-    patched: Mapping[int, Patched] = field(default_factory=dict)
-    # By the number of a network: the problem of a program that computes values again for some of
-    # their readers.
-    second: tuple[tuple[int, PlanProblem], ...] = ()
-    results: tuple[NetworkResult, ...] = ()  # until all are searched those of a first look
-    # What was found of such programs other than the forms, none without a labelling.
-    of_places: tuple[NetworkResult, ...] = ()
+    networks: tuple[Network, ...] = ()
+    shared: Shared | None = None
     front: Front | None = None
-    interrupted: bool = False
-    finer: int = 0  # so many of the shapes, the last, have more axes than was asked for
-    finer_form: int = 0  # the form that is searched on those
-    too_large: frozenset[tuple[int, int]] = frozenset()  # forms and shapes that are no networks
     timeline: tuple[Tick, ...] = ()
-    notes: tuple[str, ...] = field(default=())
+    notes: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    # What the networks hold, entry by entry.
 
     @property
-    def networks(self) -> tuple[tuple[int, int], ...]:
-        """The forms and shapes, by their places, that are searched together: those of the first
-        form on all shapes, then those of the second; one form only on shapes of more axes than was
-        asked for, and none of which the tables would be too large."""
-        shapes, asked = range(len(self.shapes)), len(self.shapes) - self.finer
-        return tuple(
-            (f, s)
-            for f in range(len(self.forms))
-            for s in shapes
-            if (s < asked or f == self.finer_form) and (f, s) not in self.too_large
-        )
+    def encodings(self) -> tuple[Encoding, ...]:
+        return tuple([n.encoding for n in self.networks if n.encoding is not None])
 
     @property
-    def every_result(self) -> tuple[NetworkResult, ...]:
-        """What was found of all programs."""
-        return (*self.results, *self.of_places)
+    def strategies(self) -> tuple[Saturated, ...]:
+        return tuple([n.strategies for n in self.networks if n.strategies is not None])
 
     @property
-    def first(self) -> int:
-        """How many networks are of the first form: those numbered below it."""
-        return sum(form == 0 for form, _ in self.networks)
+    def choices(self) -> tuple[UnitChoices, ...]:
+        return tuple([n.choices for n in self.networks if n.choices is not None])
 
     @property
-    def raced(self) -> tuple[int, ...]:
-        """The networks that are searched only if they may hold something better than others: of
-        forms that one device would not choose, of fewer devices where those are no aim, and of
-        more axes than was asked for."""
-        most = max(shape.devices for shape in self.shapes)
-        fewer = [not self.question.by_devices and shape.devices < most for shape in self.shapes]
-        return tuple(
-            k
-            for k, (f, s) in enumerate(self.networks)
-            if self.forms[f].extra or fewer[s] or s >= len(self.shapes) - self.finer
-        )
+    def problems(self) -> tuple[PlanProblem, ...]:
+        return tuple([n.problem for n in self.networks if n.problem is not None])
 
-    def number(self, result: NetworkResult) -> int:
-        """The number of the network that a result is of."""
-        choices = result.assembled.choices
-        forms = [id(s) for s in self.schedules]
-        place = forms.index(id(choices.schedule)), self.shapes.index(choices.mesh)
-        return self.networks.index(place)
+    @property
+    def results(self) -> tuple[NetworkResult, ...]:
+        return tuple([n.result for n in self.networks if n.search is not None])
 
-    def alone(self, form: int, shapes: tuple[MeshShape, ...]) -> State:
-        """One form on some shapes, as a state whose passes are a part of one."""
-        return replace(
-            self,
-            question=replace(self.question, tell=self.question.tell_part),
-            shapes=shapes,
-            forms=(self.forms[form],),
-            schedules=(self.schedules[form],),
-            notes=(),
-            results=(),
-            too_large=frozenset(),
-        )
+    def saying(self, *notes: str) -> State:
+        """The state with more to be said of what was left out, each once."""
+        return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
 
-    def at(self, k: int) -> str:
-        """Which form on which shape entry k is of: `2x×4y form 2`."""
-        form, shape = self.networks[k]
-        return f"{self.shapes[shape]}{f' form {form + 1}' if form else ''}"
+    def tell(self, phase: Phase) -> None:
+        self.question.tell(phase)

@@ -81,7 +81,7 @@ def forms_and_schedules(state: State) -> None:
 def encodings(state: State) -> None:
     """Every operation has a signature, and every signature its facts."""
     for k, encoding in enumerate(state.encodings):
-        where = f"facts of {state.at(k)}"
+        where = f"facts of {state.networks[k]}"
         numbers = set(encoding.signature_of)
         _holds(len(encoding.signature_of) == len(encoding.program.instances), "missing", where)
         _holds(numbers == set(range(len(encoding.signatures))), "unused signatures", where)
@@ -95,7 +95,7 @@ def strategies(state: State) -> None:
         for s, (signature, rows) in enumerate(
             zip(found.encoding.signatures, found.strategies, strict=True)
         ):
-            where = f"{signature.kernel}, signature {s} of {state.at(k)}"
+            where = f"{signature.kernel}, signature {s} of {state.networks[k]}"
             types = (*signature.input_types, *signature.output_types)
             ranks = [t.rank for t in types]
             for row in rows:
@@ -106,7 +106,7 @@ def choices(state: State) -> None:
     """Every unit has a row, and every row a layout for each read and each output."""
     for k, every in enumerate(state.choices):
         for u, (unit, rows) in enumerate(zip(every.schedule.units, every.rows, strict=True)):
-            where = f"unit {u} of {state.at(k)}"
+            where = f"unit {u} of {state.networks[k]}"
             _holds(len(rows) > 0, "no way to run", where)
             _holds(len(rows.needs[0]) == len(unit.reads), "reads without a layout", where)
             _holds(len(rows.gives[0]) == len(unit.outputs), "outputs without a layout", where)
@@ -116,13 +116,12 @@ def problems(state: State) -> None:
     """One for every form on every mesh shape: tables of the right shapes, no cost below zero, and
     no moment outside the program."""
     _holds(len(state.problems) == len(state.networks), "missing", "problems")
-    for k, posed in enumerate(state.problems):
-        form, shape = state.networks[k]
-        own = posed.choices.mesh == state.shapes[shape]
-        own = own and posed.choices.schedule is state.schedules[form]
-        where = f"problem of {state.at(k)}"
-        _holds(own, "of another form or mesh", where)
-        _is_sound(posed.problem, where)
+    for n in state.networks:
+        if n.problem is not None:
+            choices, where = n.problem.choices, f"problem of {n}"
+            own = choices.mesh == n.mesh and choices.schedule is n.schedule
+            _holds(own, "of another form or mesh", where)
+            _is_sound(n.problem.problem, where)
 
 
 def _is_sound(problem: Problem, where: str) -> None:
@@ -140,44 +139,26 @@ def _is_sound(problem: Problem, where: str) -> None:
         _holds(fits and p.a != p.b, f"{names}: labels do not fit", where)
 
 
-def patched(state: State) -> None:
-    """Problems of all programs, and of those that compute values again, are sound; the former are
-    of places."""
-    for k, problem in state.second:
-        _is_sound(problem.problem, f"problem with second instances, {state.at(k)}")
-    for k, found in state.patched.items():
-        _holds(found.places > 0, "no places", state.at(k))
-        _is_sound(found.problem, f"problem of all programs, {state.at(k)}")
-
-
-def looked(state: State) -> None:
-    """One network that there is, with a bound, if there was a first look."""
-    for result in state.results:
-        _holds(state.number(result) >= 0, "of no network", "the first look")
-        _holds(bool(result.archive.cuts), "without a bound", "the first look")
-
-
 def networks(state: State) -> None:
-    """All that a network is made of: what was added holds what the first ones hold."""
-    encodings(state)
-    strategies(state)
-    choices(state)
-    problems(state)
-
-
-def searched(state: State) -> None:
-    """Networks, and the results of their searches."""
-    networks(state)
-    results(state)
+    """Each is of a form and its schedule, and sound as far as it is made."""
+    _holds(bool(state.networks), "no network", "networks")
+    for n in state.networks:
+        own = state.forms[n.number] is n.form and state.schedules[n.number] is n.schedule
+        _holds(own, "of another form", str(n))
+        if n.problem is not None:
+            _is_sound(n.problem.problem, f"problem of {n}")
 
 
 def results(state: State) -> None:
     """What a search says of its fastest labelling is what the problem says of it."""
-    for k, result in enumerate(state.every_result):
+    for k, result in enumerate(state.results):
         found = min(result.archive.candidates, key=lambda c: c.costs, default=None)
         if found is None:
             continue
-        seconds, joules, profile = result.assembled.problem.evaluate(found.rows)
+        problem = result.assembled.problem
+        seconds, joules, profile = problem.evaluate(found.rows)
+        if problem.latencies is not None:  # a search counts them however merged
+            seconds = problem.latencies.seconds(problem.lengths(found.rows))
         said = np.array(found.costs)
         true = np.array([seconds, float(profile.max(initial=0.0)), joules])
         close = bool(np.allclose(said, true, rtol=1e-9, atol=0.0))

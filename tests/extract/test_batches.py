@@ -15,7 +15,7 @@ from tapestry_egg.extract.search.messages import sweeps
 from tapestry_egg.extract.search.messages.batches import batches
 from tapestry_egg.extract.search.messages.dual import Dual, Prices
 from tapestry_egg.extract.search.messages.pricing import Tables
-from tapestry_egg.extract.search.transport import problem_arrays, problem_from
+from tapestry_egg.extract.engine.transport import problem_arrays, problem_from
 
 TIMES = 12
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable
-from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.search.balance import Pool, hull, slope
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits

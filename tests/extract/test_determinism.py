@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.extract.search.worker import search_all

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given, settings
 
 from tapestry_egg.extract.problem.problem import merge_parallel
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.descent import Descent
 from tapestry_egg.extract.search.elimination import Elimination
 from tapestry_egg.extract.search.messages.dual import Cut, Dual, Prices
-from tapestry_egg.extract.search.transport import (
+from tapestry_egg.extract.engine.transport import (
     archive_arrays,
     archive_from,
     problem_arrays,

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from tapestry_egg.extract.front.merge import epsilon, least_peak
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.extract.search import exact
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.search.messages.dual import Cut, Dual, Prices
 from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import SLIVER, Effort
+from tapestry_egg.extract.engine.archive import SLIVER, Effort
 from tests.extract.test_batches import TIMES, ladder
 from tests.extract.test_search_rivals import costs
 

@@ -33,7 +33,7 @@ from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
 from tapestry_egg.extract.problem.mergeable import Chains, most_saved
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape

@@ -17,7 +17,7 @@ from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable
-from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books

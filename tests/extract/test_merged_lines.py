@@ -35,7 +35,7 @@ from tapestry_egg.extract.problem.mergeable import (
     may_merge,
     paid_for,
 )
-from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine import collective_lines
 from tapestry_egg.machine.collective_lines import lines_below

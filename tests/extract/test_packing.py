@@ -17,7 +17,7 @@ from tapestry_egg.extract.merged.runs import Runs
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable, copies_of
-from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.schedule.schedules import Schedule
 from tests.extract.test_mergeable import (
     MESH,

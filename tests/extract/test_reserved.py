@@ -22,7 +22,7 @@ from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.memory import Count
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.search.messages.dual import Prices
 from tapestry_egg.extract.search.settling import Effort, Settling
 from tapestry_egg.graph.layout import MeshShape

@@ -19,7 +19,7 @@ from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.front.merge import PLACES, NetworkResult, bounded_plan
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort

@@ -15,7 +15,7 @@ from tapestry_egg.extract.front.merge import NetworkResult, worth_a_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
 from tapestry_egg.extract.search import exact
-from tapestry_egg.extract.search.archive import Archive, Candidate, shown
+from tapestry_egg.extract.engine.archive import Archive, Candidate, shown
 from tapestry_egg.extract.search.elimination import Elimination
 from tapestry_egg.extract.search.exact import solve
 from tapestry_egg.extract.search.messages.dual import Dual

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Problem, Variable
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort

@@ -14,7 +14,7 @@ import pytest
 
 from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
 from tapestry_egg.extract.search import worker
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.extract.search.worker import search_all, so_far

@@ -15,7 +15,7 @@ from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Varia
 from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
-from tapestry_egg.extract.search.transport import (
+from tapestry_egg.extract.engine.transport import (
     packed,
     problem_arrays,
     problem_from,

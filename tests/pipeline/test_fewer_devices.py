@@ -18,7 +18,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError, TargetError
 from tapestry_egg.extract.certify.certificate import certify
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.worker import Searched
 from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.machine.power import Price

@@ -11,7 +11,7 @@ import pytest
 
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.extract.search import exact
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits

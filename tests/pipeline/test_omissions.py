@@ -18,7 +18,7 @@ from tapestry_egg.extract.front import contract_cost
 from tapestry_egg.extract.problem import kept
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.search import exact
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort

@@ -15,7 +15,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.search.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort, Limits
 from tapestry_egg.extract.search.worker import search_all

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.search.archive import Archive
+from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.race import is_beaten
 from tapestry_egg.graph.layout import MeshShape

@@ -22,7 +22,7 @@ from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
-from tapestry_egg.extract.search.archive import Candidate
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.search.search import Search
 from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape

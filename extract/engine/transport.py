@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from tapestry_egg.extract.problem.latencies import Latencies
 from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
 from tapestry_egg.extract.problem.timeline import Timeline
-from tapestry_egg.extract.search.messages.dual import Cut, Prices
 
-from .archive import Archive, Candidate
+from .archive import Archive, Candidate, Cut, Prices
 
 
 def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
@@ -69,6 +69,9 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
         "slowdown": np.array(0.0 if timeline is None else timeline.slowdown),
         "issue": none if timeline is None else timeline.issue,
         "arrive": none if timeline is None else timeline.arrive,
+        "units": np.array(-1 if p.latencies is None else p.latencies.units),
+        "maker": none if p.latencies is None else p.latencies.maker,
+        "reader": none if p.latencies is None else p.latencies.reader,
         "names": np.array([v.name for v in p.variables], dtype=np.str_),
         "parts": np.array(parts, dtype=np.int64).reshape(-1, 8),
         "uses": np.array(uses, dtype=np.int64).reshape(-1, 3),
@@ -112,7 +115,10 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
     timeline = None
     if units >= 0:
         timeline = Timeline(units, data["issue"], data["arrive"], float(data["slowdown"]))
-    return Problem(tuple(found), pairs, times, timeline)
+    latencies = None
+    if (ends := int(data["units"])) >= 0:
+        latencies = Latencies(data["maker"], data["reader"], ends)
+    return Problem(tuple(found), pairs, times, timeline, latencies)
 
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
@@ -145,7 +151,7 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
     places = [
         (
             Cut(*map(float, cut)),
-            Prices(float(joule), per_byte, float(second), events if events.size else None),
+            Prices(per_byte, float(joule), float(second), events if events.size else None),
         )
         for cut, (joule, second), per_byte, events in zip(
             data["place_cuts"],

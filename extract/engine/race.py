@@ -1,0 +1,285 @@
+"""The race: several networks searched together, always where the gap is widest.
+
+The networks are those of a program's forms on meshes. All plans make one front, and what bounds a
+plan of it is the least that any network may hold within its peak and joules. So the network to work
+on is the one with the least bound at the limits with the widest gap, until every gap is small,
+nothing raises a bound any more, or the work is done. Effort is counted in steps: the same networks
+give the same front, on any number of threads.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import astuple, dataclass, field
+from functools import partial
+
+import numpy as np
+
+from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.problem.problem import Floats, Problem
+
+from .archive import Archive, Limits, shown
+from .mixtures import Mixtures
+from .search import Search, share
+
+# Tasks of one round: each of another form, so that they run side by side. Networks of one form learn
+# from each other's labellings, one after the other.
+_TOGETHER = 4
+
+# Nodes of branch and bound of one task.
+_NODES = 2000
+
+# A task that leaves more than this share of a gap is not tried again at the same limits.
+_VAIN = 0.8
+
+# Other plans are looked for from this share of a plan's peak on: those of larger peaks a front would
+# not show beside it. Between plans whose peaks differ by more than this factor large networks are
+# searched half of the way. A gap where there is no plan yet counts for so much.
+_BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
+
+#: Takes the archives of all networks whenever one may have improved.
+Report = Callable[[Sequence[Archive]], None]
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How hard to search: so much `work` (units of `Work`) in all; `gap` is what is good enough.
+
+    Without `front` only the fastest plan within the limits is looked for. `wanted` are the
+    objectives, of seconds, peak and joules by their places. The search ends by the clock after
+    `seconds`, or after `patience` seconds without a better plan or bound.
+    """
+
+    work: float = np.inf
+    gap: float = 0.004
+    front: bool = True
+    wanted: tuple[int, ...] = (0, 1, 2)
+    seconds: float = np.inf
+    patience: float = np.inf
+    threads: int = 1
+
+
+@dataclass
+class Race:
+    """Searches of several networks, and what is known beside them.
+
+    `rivals` [plans, 3] are costs of plans that were found elsewhere. With `devices` of each
+    network, one on more of them is no rival to one on fewer.
+    """
+
+    searches: Sequence[Search]
+    effort: Effort
+    limits: Limits | None = None
+    rivals: Floats = field(default_factory=lambda: np.zeros((0, 3)))
+    report: Report | None = None
+    devices: Sequence[int] | None = None
+    late: bool = False  # whether the clock ended it
+    _vain: set[Task] = field(default_factory=set)
+    _tried: set[Task] = field(default_factory=set)
+
+    def run(self) -> None:
+        """Search until every gap is small, or the effort is spent."""
+        self._begun = self._gained = time.perf_counter()
+        try:
+            with ThreadPoolExecutor(max(1, self.effort.threads)) as pool:
+                self._run(pool)
+        finally:
+            for s in self.searches:
+                s.leave()
+                s.archive.by_clock |= self.late
+
+    def _run(self, pool: ThreadPoolExecutor) -> None:
+        every = [*self.searches]
+        self._all(pool, [(s, s.fastest) for s in every if not s.archive.candidates])
+        if not self.effort.front and self._satisfied():
+            return
+        ends = [Search.leanest] if 1 in self.effort.wanted or self.limits else []
+        ends += [Search.frugal] if 2 in self.effort.wanted else []
+        for end in ends:
+            if not self._over():
+                found = [s for s in every if s.archive.candidates]
+                self._all(pool, [(s, partial(end, s)) for s in found])
+        while not self._over():
+            tasks = self._next()
+            if not tasks:
+                break
+            before = [share(x.known, self._bound(x)) for x in tasks]
+            calls = [(self.searches[x.network], partial(self._work_on, x)) for x in tasks]
+            self._all(pool, calls)
+            for x, was in zip(tasks, before, strict=True):
+                now = share(self._known(x.level, x.limits), self._bound(x))
+                again = x in self._tried
+                self._tried.add(x)
+                if now > self.effort.gap and (again or now > _VAIN * was):
+                    self._vain.add(x)
+                if now < was:
+                    self._gained = time.perf_counter()
+
+    def _work_on(self, task: Task) -> None:
+        search, limits = self.searches[task.network], task.limits
+        if search.small:
+            search.close(limits, task.known, _NODES)
+        else:
+            search.approach(limits, task.known)
+
+    def _bound(self, task: Task) -> float:
+        return self.searches[task.network].archive.bound(*task.pair)
+
+    def _all(self, pool: ThreadPoolExecutor, calls: Sequence[Call]) -> None:
+        """Make calls of searches: those of one form one after the other, forms side by side; all of
+        them, whatever one raises."""
+        forms: dict[int, list[Callable[[], None]]] = {}
+        for search, call in calls:
+            forms.setdefault(id(search.mixtures), []).append(call)
+        jobs = [pool.submit(_each, some) for some in forms.values()]
+        failed = [e for job in jobs for e in job.result()]
+        for e in failed:  # a network may have no plan, where another has one
+            known = any(s.archive.candidates for s in self.searches)
+            if not known or not isinstance(e, ExtractError):
+                raise e
+        if self.report is not None:
+            self.report([s.archive for s in self.searches])
+
+    def _next(self) -> list[Task]:
+        """The tasks with the widest gaps, each of another form."""
+        gaps: list[tuple[float, Task]] = []
+        for level in self._levels():
+            mine = self._of(level)
+            for limits, known, weight in self._open(level):
+                bounds = [self.searches[k].archive.bound(*astuple(limits)) for k in mine]
+                for n in np.argsort(bounds, kind="stable").tolist():
+                    gap = share(known, bounds[n])
+                    task = Task(mine[n], limits, level, known)
+                    if gap <= self.effort.gap:
+                        break
+                    if task not in self._vain:
+                        gaps.append((-weight * min(gap, 1e6), task))
+                        break
+        gaps.sort(key=lambda x: (x[0], x[1].network, x[1].pair))
+        chosen: dict[int, Task] = {}
+        for _, task in gaps:
+            if len(chosen) < _TOGETHER:
+                chosen.setdefault(id(self.searches[task.network].mixtures), task)
+        return list(chosen.values())
+
+    def _levels(self) -> list[int]:
+        """Numbers of devices up to which networks are rivals: one where these do not count."""
+        return sorted(set(self.devices)) if self.devices is not None else [0]
+
+    def _of(self, level: int) -> list[int]:
+        """The networks that have a plan, on no more devices."""
+        return [
+            k
+            for k, s in enumerate(self.searches)
+            if s.archive.candidates and (self.devices is None or self.devices[k] <= level)
+        ]
+
+    def _open(self, level: int) -> list[tuple[Limits, float, float]]:
+        """Limits at which something may be left to find: the limits, what is known within them,
+        and how much a gap there counts."""
+        points = self._points(level)
+        if self.limits is not None:
+            inside = (points[:, 1] <= self.limits.peak) & (points[:, 2] <= self.limits.joules)
+            if not inside.any() or not self.effort.front:
+                return [(self.limits, float(points[inside, 0].min(initial=np.inf)), 1.0)]
+            points = points[inside]
+        elif not self.effort.front:
+            return [(Limits(), float(points[:, 0].min(initial=np.inf)), 1.0)]
+        corners = points[shown(points)]
+        found = []
+        for s, p, j in corners.tolist():
+            peak = p if 1 in self.effort.wanted else np.inf
+            fastest = self._known(level, Limits(peak))
+            found.append((Limits(peak), fastest, 1.0))
+            if 2 in self.effort.wanted and s > fastest:
+                found.append((Limits(peak, j), s, 1.0))
+        if 1 in self.effort.wanted:
+            peaks = np.unique(corners[:, 1])[::-1].tolist()
+            small = all(s.small for s in self.searches)
+            for high, low in zip(peaks, [*peaks[1:], 0.0], strict=True):
+                below = high * _BELOW
+                if low and high / low > _BETWEEN and not small:
+                    below = math.sqrt(high * low)
+                found.append((Limits(below), self._known(level, Limits(below)), _HOLE))
+        return found
+
+    def _points(self, level: int) -> Floats:
+        found = [c.costs for k in self._of(level) for c in self.searches[k].archive.candidates]
+        return np.concatenate([np.array(found).reshape(-1, 3), self.rivals])
+
+    def _known(self, level: int, limits: Limits) -> float:
+        """Seconds of the fastest plan known within limits; infinite if none is."""
+        points = self._points(level)
+        inside = (points[:, 1] <= limits.peak) & (points[:, 2] <= limits.joules)
+        return float(points[inside, 0].min(initial=np.inf))
+
+    def _satisfied(self) -> bool:
+        return self.limits is None or self._known(self._levels()[-1], self.limits) < np.inf
+
+    def _over(self) -> bool:
+        if sum(s.work.units for s in self.searches) >= self.effort.work:
+            return True
+        now = time.perf_counter()
+        late = now > self._begun + self.effort.seconds
+        self.late |= late or now > self._gained + self.effort.patience
+        return self.late
+
+
+#: A search, and something that it is to do.
+Call = tuple[Search, Callable[[], None]]
+
+
+def _each(calls: Sequence[Callable[[], None]]) -> list[Exception]:
+    """Make some calls in turn; what they raise."""
+    failed: list[Exception] = []
+    for call in calls:
+        try:
+            call()
+        except Exception as e:
+            failed.append(e)
+    return failed
+
+
+@dataclass(frozen=True)
+class Task:
+    """Limits to work at in one network, and the seconds of the fastest plan known there among
+    those on no more than `level` devices."""
+
+    network: int
+    limits: Limits
+    level: int
+    known: float = field(compare=False)
+
+    @property
+    def pair(self) -> tuple[float, float]:
+        return self.limits.peak, self.limits.joules
+
+
+def race(
+    problems: Sequence[Problem],
+    effort: Effort,
+    limits: Limits | None = None,
+    rivals: Floats | None = None,
+    report: Report | None = None,
+    forms: Sequence[int] | None = None,
+) -> list[Archive]:
+    """The archives of all problems, searched together; `forms` tells which are of one form, and so
+    have the same moments."""
+    searches = searches_of(problems, effort.gap, forms)
+    Race(searches, effort, limits, np.zeros((0, 3)) if rivals is None else rivals, report).run()
+    return [s.archive for s in searches]
+
+
+def searches_of(
+    problems: Sequence[Problem], gap: float, forms: Sequence[int] | None = None
+) -> list[Search]:
+    """A search of every problem; those of one form share what they learn of prices."""
+    of = range(len(problems)) if forms is None else forms
+    shared: dict[int, Mixtures] = {}
+    return [
+        Search(p, gap, shared.setdefault(form, Mixtures(p.paths)), k)
+        for k, (p, form) in enumerate(zip(problems, of, strict=True))
+    ]
