@@ -67,7 +67,9 @@ class Race:
     """Searches of several networks, and what is known beside them.
 
     `rivals` [plans, 3] are costs of plans that were found elsewhere. With `devices` of each
-    network, one on more of them is no rival to one on fewer.
+    network, one on more of them is no rival to one on fewer. Networks that are `within` another one
+    have no plan that it lacks, as those on meshes whose axes it divides: they find plans, quickly,
+    and bound nothing.
     """
 
     searches: Sequence[Search]
@@ -76,6 +78,7 @@ class Race:
     rivals: Floats = field(default_factory=lambda: np.zeros((0, 3)))
     report: Report | None = None
     devices: Sequence[int] | None = None
+    within: frozenset[int] = frozenset()
     late: bool = False  # whether the clock ended it
     _vain: set[Task] = field(default_factory=set)
     _tried: set[Task] = field(default_factory=set)
@@ -147,7 +150,7 @@ class Race:
         """The tasks with the widest gaps, each of another form."""
         gaps: list[tuple[float, Task]] = []
         for level in self._levels():
-            mine = self._of(level)
+            mine = [k for k in self._of(level) if k not in self.within]
             for limits, known, weight in self._open(level):
                 bounds = [self.searches[k].archive.bound(*astuple(limits)) for k in mine]
                 for n in np.argsort(bounds, kind="stable").tolist():

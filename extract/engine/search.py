@@ -165,7 +165,7 @@ class Search:
         else:
             cut = Cut(np.inf, 0.0, 0.0, value / total * (1.0 - 0.1 * SLIVER))
         self._last = cut
-        if part is self.all:
+        if part is self.all and (prices.second or value > 0.0):
             self.archive.cuts.append(cut)
         return cut
 
@@ -420,13 +420,13 @@ class Search:
     def close(self, limits: Limits, known: float, nodes: int) -> bool:
         """Find the fastest plan within limits, if it is faster than `known`, and prove it; whether
         that was done in so many nodes of branch and bound."""
-        gap = max(0.25 * self.gap, 1e-4)
+        gap = max(0.5 * self.gap, 1e-4)
         bound, best, rows = self._branched(limits, known, gap, nodes, -1.0)
         settled = bound >= best * (1.0 - gap) * (1.0 - 1e-12)
         if settled and rows is None and best > self.most_seconds:
             bound = np.inf  # nothing at all is within the limits
         self.archive.cuts.append(Cut(bound, 0.0, 0.0, limits.peak, limits.joules))
-        if self.problem.latencies is not None:
+        if rows is not None and self.problem.latencies is not None:
             fits = [c.unmerged for c in self.archive.candidates if limits.hold(c)]
             self._branched(limits, min(fits, default=np.inf), self.gap, _UNMERGED, 0.0)
         return settled

@@ -21,8 +21,20 @@ def price(
     net: Network, state: State, second: float, joule: float, until: Floats, forbidden: float
 ) -> None:
     """Set what rows and pairs cost where a second costs `second`, a joule `joule`, and a byte from
-    the start up to before time t `until[t]` [times + 1]; what is forbidden costs `forbidden`."""
+    the start up to before time t `until[t]` [times + 1]; what is forbidden costs `forbidden`.
+
+    Every message is brought to a least of zero: constants that earlier prices left in them, of
+    other magnitudes, would round what is to come.
+    """
     variables, pairs = len(net.row) - 1, len(net.ends)
+    for p in range(pairs):
+        for end in range(2):
+            begin = state.message[p, end]
+            low = np.inf
+            for k in range(begin, begin + net.shape[p, end]):
+                low = min(low, state.messages[k])
+            for k in range(begin, begin + net.shape[p, end]):
+                state.messages[k] -= low
     for k in range(variables + pairs):
         if k < variables:
             into, own = state.cost, net.row[k]

@@ -235,6 +235,16 @@ def of_recomputation(made: Recomputing, others: int) -> tuple[str, ...]:
     )
 
 
+def of_second_instances(left: int) -> tuple[str, ...]:
+    """What is said of values that several read, and of which readers may have one made again."""
+    return _told(
+        left,
+        "value that several read was",
+        "values that several read were",
+        "not tried as made again for some of their readers alone",
+    )
+
+
 def of_objectives(objectives: Sequence[str | Objective]) -> tuple[str, ...]:
     """What is said of objectives that nothing was searched for: functions of the user's own."""
     return tuple(

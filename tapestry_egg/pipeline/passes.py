@@ -8,6 +8,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
+from itertools import product
 from typing import TYPE_CHECKING
 
 from tapestry_egg.errors import ExtractError
@@ -22,7 +23,8 @@ from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
-from tapestry_egg.rewrite.recompute import recomputing
+from tapestry_egg.rewrite.recomputation.second_places import second_places
+from tapestry_egg.rewrite.recompute import recomputing, second_step
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
@@ -205,12 +207,44 @@ def recompute_values(state: State) -> State:
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
     q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0))
+    second, left = _second_instances(q, form, schedule)
+    every = [*made.forms, *second]
     more = replace(
         state,
-        forms=state.forms + tuple(form for form, _ in made.forms),
-        schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in made.forms),
+        forms=state.forms + tuple(form for form, _ in every),
+        schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in every),
     )
-    return more.saying(*omissions.of_recomputation(made, len(state.forms) - 1))
+    return more.saying(
+        *omissions.of_recomputation(made, len(state.forms) - 1),
+        *omissions.of_second_instances(left),
+    )
+
+
+# Forms in which some readers of values compute these again have so many operations together, and
+# no more than so many are searched.
+_SECOND_OPERATIONS, _SECOND = 600, 8
+
+
+def _second_instances(
+    q: Question, form: Form, schedule: Schedule
+) -> tuple[list[tuple[Form, Schedule]], int]:
+    """Forms in which some of the readers of values compute these again, with their units, where all
+    such are few; and of how many values there are none."""
+    if not (q.settings.front and q.settings.recompute):
+        return [], 0
+    graph = schedule.program.bodies[0].graph
+    fits = min(_SECOND_OPERATIONS // max(1, graph.size), _SECOND) - 1
+    places = second_places(graph, q.pairs, max(0, fits))
+    found = []
+    for ways in product(*(range(len(place)) for place in places.places)):
+        chosen = places.chosen(ways)
+        made = places.built(graph, chosen) if any(ways) else None
+        if made is not None and len(found) < fits:
+            step = second_step(chosen, made)
+            rules = tuple(sorted({*form.rules, *step.rules}))
+            own = replace(form, graph=made, rules=rules, steps=(*form.steps, step), slower=True)
+            found.append((own, scheduled(made, q.pairs)))
+    return found, places.left
 
 
 def _of(form: Form, schedule: Schedule) -> Schedule:

@@ -60,6 +60,7 @@ def search_networks(state: State) -> State:
         heeded(q),
         report=lambda _: _report(state, begun),
         devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
+        within=_within(state.networks),
     )
     try:
         found.run()
@@ -85,6 +86,17 @@ def search_networks(state: State) -> State:
         done = done.saying("only the fastest plan within the limits was looked for")
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     return _for_traffic(done) if "traffic" in finders and not interrupted else done
+
+
+def _within(networks: Sequence[Network]) -> frozenset[int]:
+    """The networks on meshes of one axis of whose form there is one on a mesh of several: that has
+    all layouts that they have."""
+    several = {(n.number, n.mesh.devices) for n in networks if len(n.mesh.sizes) > 1}
+    return frozenset(
+        k
+        for k, n in enumerate(networks)
+        if len(n.mesh.sizes) == 1 and (n.number, n.mesh.devices) in several
+    )
 
 
 def effort(q: Question) -> Effort:

@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable, label
-from tapestry_egg.extract.search.messages.dual import Prices
+from tapestry_egg.extract.engine.archive import Prices
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,26 @@
-"""Searches and their archives, against enumeration of all labellings."""
+"""Races of searches and their archives, against enumeration of all labellings."""
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any, cast
+from itertools import product
+from typing import cast
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.engine import search as engine_search
+from tapestry_egg.extract.engine.archive import Archive, Candidate, Limits, shown
+from tapestry_egg.extract.engine.race import Effort, Race, race, searches_of
+from tapestry_egg.extract.engine.search import Search
+from tapestry_egg.extract.engine.transport import archive_arrays, archive_from
 from tapestry_egg.extract.front.merge import NetworkResult, worth_a_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
-from tapestry_egg.extract.search import exact
-from tapestry_egg.extract.engine.archive import Archive, Candidate, shown
-from tapestry_egg.extract.search.elimination import Elimination
-from tapestry_egg.extract.search.exact import solve
-from tapestry_egg.extract.search.messages.dual import Dual
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort, Limits
 from tests.extract.random_problems import (
     Shape,
     cost,
@@ -33,19 +33,25 @@ from tests.extract.random_problems import (
 )
 
 
-def searched(problem: Problem, peak: float | None = None, seconds: float = 2.0) -> Archive:
-    return Search(problem, Effort(prices=4, steps=3, seconds=seconds)).run(
-        None if peak is None else Limits(peak)
-    )
+def searched(problem: Problem, peak: float | None = None, gap: float = 0.004) -> Archive:
+    (archive,) = race([problem], Effort(work=20.0, gap=gap), None if peak is None else Limits(peak))
+    return archive
 
 
-@pytest.mark.slow
-@given(seeds)
-@settings(max_examples=40)
-def test_the_archive_is_the_front_within_its_gaps(seed: int) -> None:
+@pytest.fixture(params=["closed by branch and bound", "bounded by prices"])
+def method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Small networks are closed; large ones are bounded by prices alone."""
+    if request.param != "closed by branch and bound":
+        monkeypatch.setattr(engine_search, "SMALL", 0)
+    return str(request.param)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_archive_is_the_front_within_its_bounds(seed: int, method: str) -> None:
     problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
     found = labellings(problem)
-    assume(found)
+    if not found:
+        return
     archive = searched(problem)
     assert archive.candidates
     for c in archive.candidates:
@@ -58,18 +64,31 @@ def test_the_archive_is_the_front_within_its_gaps(seed: int) -> None:
             if o is not c and all(x <= y for x, y in zip(o.costs, c.costs, strict=True))
         ]
         assert not covered
-        least = optimum(found, c.peak, np.inf)
-        assert archive.bound(c.peak, np.inf) <= least * (1 + 1e-6) + 1e-9
-        assert archive.bound(c.peak, c.joules) <= optimum(found, c.peak, c.joules) + 1e-9
-        best = archive.best(c.peak)
-        assert best is not None
-        assert best.seconds <= least * (1 + 0.0041) + 1e-9
     fastest = min(s for _, s, _, _ in found)
     assert min(c.seconds for c in archive.candidates) <= fastest * (1 + 0.0041) + 1e-9
     for _, _, joules, profile in found[:: max(1, len(found) // 50)]:
         peak = max(profile)
         assert archive.bound(peak, np.inf) <= optimum(found, peak, np.inf) * (1 + 1e-6) + 1e-9
         assert archive.bound(peak, joules) <= optimum(found, peak, joules) * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_small_problems_are_closed_at_every_corner(seed: int) -> None:
+    """What a front shows is the fastest within its peak, and within its joules too."""
+    problem = random_problem(seed, Shape(variables=6, rows=4, pairs=8))
+    found = labellings(problem)
+    if not found:
+        return
+    archive = searched(problem, gap=0.001)
+    for c in archive.corners():
+        for limits in (Limits(c.peak), Limits(c.peak, c.joules)):
+            least = optimum(found, limits.peak * (1 + 1e-9), limits.joules * (1 + 1e-9))
+            bound = archive.bound(limits.peak, limits.joules)
+            assert least * (1 - 0.0011) - 1e-6 <= bound <= least * (1 + 1e-6) + 1e-9
+            best = archive.best(limits.peak, limits.joules)
+            assert best is not None and best.seconds <= least * (1 + 0.0011) + 1e-6
+    peaks = sorted({max(profile) for *_, profile in found})
+    assert min(c.peak for c in archive.candidates) <= peaks[0] * 1.011 + 1e-9
 
 
 @given(seeds)
@@ -80,33 +99,22 @@ def test_a_memory_limit_of_interest_is_met(seed: int) -> None:
     peaks = sorted({max(p) for *_, p in found})
     limit = peaks[len(peaks) // 2]
     best = searched(problem, limit).best(limit)
-    if best is None:  # no plan of the search is so small
-        return
-    assert best.peak <= limit
-    assert best.seconds >= optimum(found, limit, np.inf) - 1e-9
+    assert best is not None and best.peak <= limit
+    assert best.seconds <= optimum(found, limit, np.inf) * (1 + 0.0041) + 1e-9
 
 
-def test_small_amounts_are_told_apart() -> None:
-    """Microseconds and gigabytes: what solvers with absolute tolerances would round away."""
+def test_small_amounts_are_told_apart(method: str) -> None:
+    """Microseconds and gigabytes: what absolute tolerances would round away."""
     for seed in range(8):
         problem = random_problem(seed, Shape(variables=5, rows=4, pairs=5))
+
+        def scaled(part: Variable | Pair) -> Variable | Pair:
+            uses = tuple(replace(u, amount=u.amount * 1e9) for u in part.uses)
+            return replace(part, seconds=part.seconds * 1e-6, uses=uses)
+
         small = Problem(
-            tuple(
-                replace(
-                    v,
-                    seconds=v.seconds * 1e-6,
-                    uses=tuple(replace(u, amount=u.amount * 1e9) for u in v.uses),
-                )
-                for v in problem.variables
-            ),
-            tuple(
-                replace(
-                    p,
-                    seconds=p.seconds * 1e-6,
-                    uses=tuple(replace(u, amount=u.amount * 1e9) for u in p.uses),
-                )
-                for p in problem.pairs
-            ),
+            tuple(cast(Variable, scaled(v)) for v in problem.variables),
+            tuple(cast(Pair, scaled(p)) for p in problem.pairs),
             problem.times,
         )
         found = labellings(small)
@@ -116,29 +124,24 @@ def test_small_amounts_are_told_apart() -> None:
         for c in archive.candidates:
             least = optimum(found, c.peak * (1 + 1e-9), np.inf)
             assert archive.bound(c.peak, np.inf) <= least * (1 + 1e-6)
-            best = archive.best(c.peak)
-            assert best is not None and best.seconds <= least * (1 + 0.0041) + 1e-15
 
 
+@pytest.mark.parametrize("seed", range(8))
 def test_a_search_that_forgets_messages_proves_no_less_truly(
-    monkeypatch: pytest.MonkeyPatch,
+    seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tapestry_egg.extract.search.settling._REMEMBERED", 1)
-    monkeypatch.setattr("tapestry_egg.extract.search.exact.COLUMNS", 0)
-    looked = 0
-    for seed in range(8):
-        problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
-        found = labellings(problem)
-        if not found:
-            continue
-        search = Search(problem, Effort(prices=4, steps=3, seconds=2.0))
-        archive = search.run()
-        looked += sum(place.messages is None for place in search.visited)
-        assert sum(place.messages is not None for place in search.visited) == 1
-        for c in archive.candidates:
-            least = optimum(found, c.peak * (1 + 1e-9), np.inf)
-            assert archive.bound(c.peak, np.inf) <= least * (1 + 1e-6)
-    assert looked
+    monkeypatch.setattr(engine_search, "_REMEMBERED", 1)
+    monkeypatch.setattr(engine_search, "SMALL", 0)
+    problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
+    found = labellings(problem)
+    if not found:
+        return
+    searches = searches_of([problem], 0.004)
+    Race(searches, Effort(work=5.0)).run()
+    assert sum(place.messages is not None for place in searches[0].places) == 1
+    for c in searches[0].archive.candidates:
+        least = optimum(found, c.peak * (1 + 1e-9), np.inf)
+        assert searches[0].archive.bound(c.peak, np.inf) <= least * (1 + 1e-6)
 
 
 # Corners
@@ -224,18 +227,6 @@ def test_a_front_shows_the_fastest_however_close_another_is() -> None:
     assert shown(points[1:]) == [0]
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_a_minimisation_is_over_distinct_rows(seed: int) -> None:
-    dual = Dual(random_problem(seed))
-    rng = np.random.default_rng(seed)
-    sizes = [len(v) for v in dual.problem.variables]
-    known = [rng.integers(0, sizes) for _ in range(2)]
-    domains, counts = Elimination(dual)._domains([*known, known[0]], 2)
-    for i, (rows, count) in enumerate(zip(domains.tolist(), counts.tolist(), strict=True)):
-        assert len(set(rows[:count])) == count
-        assert {int(k[i]) for k in known} <= set(rows[:count])
-
-
 def test_the_best_within_limits_is_within_both() -> None:
     rows = np.zeros(1, dtype=np.int64)
     fast, lean, cool = (
@@ -247,107 +238,140 @@ def test_the_best_within_limits_is_within_both() -> None:
     assert archive.best(3.0, 3.0) is None
 
 
-def test_a_plan_within_a_tight_limit_is_looked_for_however_little_work_there_is(
-    monkeypatch: pytest.MonkeyPatch,
+# Several networks
+
+
+@settings(max_examples=15)
+@given(st.integers(0, 10**6), st.sampled_from([0.5, 0.9, 1.0, 2.0]))
+def test_whatever_rivals_cost_bounds_hold_and_nothing_better_is_missed(
+    seed: int, scale: float
 ) -> None:
-    def within(limits: int = 0) -> int:
-        """In how many problems something is within a limit that something can be within."""
-        for seed in range(60):
-            problem = random_problem(seed)
-            peaks = sorted({max(profile) for *_, profile in labellings(problem)})
-            if len(peaks) < 3:
-                continue
-            search = Search(problem, Effort(work=1e-6, ends=True))
-            search.small = False  # no integer programs
-            limit = Limits(peaks[0] * 1.0001)
-            limits += any(limit.hold(c) for c in search.run(limit).candidates)
-        return limits
-
-    most = within()
-    monkeypatch.setattr(Search, "_squeezed", lambda self, fastest, least, limits: least)
-    assert within() < most
-
-
-@pytest.mark.slow
-@given(seeds)
-@settings(max_examples=40)
-def test_programs_have_limits_on_memory_and_joules_together(seed: int) -> None:
-    """With all columns; and where a plan is known, with those alone that may be in a faster one."""
-    problem = random_problem(seed, Shape(variables=5, rows=4, pairs=6))
+    problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
     found = labellings(problem)
     assume(found)
-    for _, known, joules, profile in found[:: max(1, len(found) // 6)]:
+    few = [found[k] for k in {0, len(found) // 2, len(found) - 1}]
+    rivals = scale * np.array([(s, max(p), j) for _, s, j, p in few])
+    (archive,) = race([problem], Effort(work=5.0), rivals=rivals)
+    for _, seconds, joules, profile in found:
         peak = max(profile)
-        least = optimum(found, peak, joules)
-        for faster_than in (np.inf, known):
-            told = solve(problem, peak, 20.0, 1e-6, joules=joules, known=faster_than)
-            assert told.bound == pytest.approx(least, rel=1e-4, abs=1e-6)
-            if told.rows is not None:
-                seconds, spent, held = problem.evaluate(told.rows)
-                assert seconds == pytest.approx(least, rel=1e-4, abs=1e-6)
-                assert spent <= joules * (1 + 1e-8) and held.max() <= peak * (1 + 1e-8)
+        assert archive.bound(peak, joules) <= seconds * (1 + 1e-6) + 1e-9
+        known = [(c.seconds, c.peak) for c in archive.candidates]
+        known += [(s, p) for s, p, _ in rivals.tolist()]
+        within = [s for s, p in known if p <= peak * 1.011 + 1e-9]
+        assert within and min(within) <= seconds * 1.0041 + 1e-9
 
 
-def test_what_is_known_leaves_most_columns_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And they are in nothing faster: the least is found, and less is proven to be impossible."""
-    problem = random_problem(5, Shape(variables=8, rows=6, pairs=10, forbidden=0.0))
-    seen: list[int] = []
-    real = exact.milp
-
-    def counted(cost: Any, **asked: Any) -> Any:
-        seen.append(len(cost))
-        return real(cost, **asked)
-
-    monkeypatch.setattr(exact, "milp", counted)
-    whole = solve(problem, 30.0, 20.0)
-    assert whole.rows is not None
-    least = problem.evaluate(whole.rows)[0]
-    before = max(seen)
-    seen.clear()
-    below = solve(problem, 30.0, 20.0, known=1.1 * least)
-    assert below.rows is not None
-    assert problem.evaluate(below.rows)[0] == pytest.approx(least)
-    assert below.bound == pytest.approx(least, rel=1e-3)
-    assert max(seen) < 0.8 * before
-    assert solve(problem, 30.0, 20.0, known=0.9 * least).bound == pytest.approx(0.9 * least)
+@pytest.mark.parametrize("seed", range(6))
+def test_several_networks_make_one_front(seed: int) -> None:
+    """Of all of them the least is found within every peak, and proven."""
+    problems = [random_problem(10 * seed + k, Shape(variables=5, rows=3, pairs=6)) for k in range(4)]
+    every = [x for p in problems for x in labellings(p)]
+    assert every
+    problems = [p for p in problems if labellings(p)]
+    archives = race(problems, Effort(work=20.0))
+    points = np.array([c.costs for a in archives for c in a.candidates])
+    for k in shown(points):
+        _, peak, _ = points[k]
+        least = optimum(every, peak * (1 + 1e-9), np.inf)
+        proven = min(a.bound(peak, np.inf) for a in archives)
+        assert proven <= least * (1 + 1e-6) + 1e-9
+        known = points[points[:, 1] <= peak, 0].min()
+        assert known <= least * 1.0041 + 1e-9 and known <= proven * 1.0041 + 1e-6
 
 
-def test_where_the_relaxation_is_not_solved_the_whole_program_is(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    problem = random_problem(5, Shape(variables=8, rows=6, pairs=10, forbidden=0.0))
-    whole = solve(problem, 30.0, 20.0)
-    lost = SimpleNamespace(status=4, x=None)  # for numerical difficulties
-    monkeypatch.setattr("scipy.optimize.linprog", lambda *_, **__: lost)
-    below = solve(problem, 30.0, 20.0, known=2.0 * whole.bound)
-    assert below.bound == pytest.approx(whole.bound, rel=1e-3) and not below.by_clock
+def test_networks_without_a_plan_do_not_end_a_race() -> None:
+    pair = Pair(
+        0, 1, np.zeros(2, np.int64), np.arange(2), np.full((1, 2), np.inf), np.zeros((1, 2))
+    )
+    none = Problem((single(2), single(2)), (pair,), 1)
+    first, second = race([none, random_problem(1)], Effort(work=1.0))
+    assert not first.candidates and second.candidates
 
 
-@pytest.mark.parametrize("seed", [2, 29, 55])
-def test_small_problems_are_settled_at_limits_on_joules_too(seed: int) -> None:
-    """Where prices leave 8 to 33 % open."""
-    problem = random_problem(seed, Shape(variables=6, rows=5, pairs=8))
+def test_any_number_of_threads_finds_the_same() -> None:
+    """Networks of one form learn from each other, in the same order whoever is ready first."""
+    problems = [random_problem(k, Shape(variables=9, rows=6, pairs=14)) for k in (3, 3, 4, 5)]
+    forms = [0, 0, 1, 2]
+
+    def found(threads: int) -> list[list[tuple[float, ...]]]:
+        searches = searches_of(problems, 0.0, forms)
+        Race(searches, Effort(work=0.5, gap=0.0, threads=threads)).run()
+        return [[(*c.costs, *c.rows) for c in s.archive.candidates] for s in searches] + [
+            [cut.numbers for cut in s.archive.cuts] for s in searches
+        ]
+
+    assert found(1) == found(4) == found(1)
+
+
+def test_fewer_devices_are_no_rivals_of_more() -> None:
+    """A plan on one device that is slower than one on two is searched for all the same."""
+    fast, slow = (
+        Problem((Variable("v", np.array([s, 2 * s]), np.zeros(2)),), (), 1) for s in (1.0, 5.0)
+    )
+    searches = searches_of([fast, slow], 0.0)
+    Race(searches, Effort(work=1.0), devices=[2, 1]).run()
+    assert [min(c.seconds for c in s.archive.candidates) for s in searches] == [1.0, 5.0]
+
+
+def test_work_ends_a_race_and_the_clock_says_so() -> None:
+    problem = random_problem(3, Shape(variables=12, rows=8, pairs=30))
+    searches = searches_of([problem], 0.0)
+    little = Race(searches, Effort(work=1e-9))
+    little.run()
+    assert not little.late and searches[0].archive.candidates
+    late = Race(searches_of([problem], 0.0), Effort(seconds=0.0))
+    late.run()
+    assert late.late and late.searches[0].archive.by_clock
+
+
+def test_an_interruption_keeps_what_was_found() -> None:
+    problem = random_problem(3, Shape(variables=8, rows=6, pairs=12))
+    searches = searches_of([problem], 0.0)
+
+    def interrupt(_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        Race(searches, Effort(), report=interrupt).run()
+    assert searches[0].archive.candidates
+    assert threading.active_count() < 20
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_search_goes_on_from_what_was_kept(seed: int, method: str) -> None:
+    """It knows the plans and bounds, through a file's arrays, and proves no less."""
+    problem = random_problem(seed, Shape(variables=7, rows=5, pairs=10))
+    if not labellings(problem):
+        return
+    (before,) = race([problem], Effort(work=1e-3, gap=0.0))
+    kept = archive_from(archive_arrays(before))
+    again = Search(problem, 0.0)
+    again.take_up(kept)
+    Race([again], Effort(work=2.0, gap=0.0)).run()
+    for c in before.candidates:
+        best = again.archive.best(c.peak, c.joules)
+        assert best is not None and best.seconds <= c.seconds
+    for _, _, joules, profile in labellings(problem):
+        known = before.bound(max(profile), joules)
+        assert known <= again.archive.bound(max(profile), joules)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_only_the_fastest_within_limits_is_asked_for(seed: int) -> None:
+    problem = random_problem(seed, Shape(variables=5, rows=4, pairs=6, forbidden=0.0))
     found = labellings(problem)
-    archive = Search(problem, Effort(prices=4, steps=3, work=20.0, gap=0.001)).run()
-    for c in archive.corners():
-        least = optimum(found, c.peak, c.joules * (1 + 1e-9))
-        assert archive.bound(c.peak, c.joules) >= least * (1 - 0.0011) - 1e-6
+    peaks = sorted({max(p) for *_, p in found})
+    limit = Limits(peaks[len(peaks) // 3])
+    searches = searches_of([problem], 0.004)
+    Race(searches, Effort(work=5.0, front=False), limit).run()
+    best = searches[0].archive.best(limit.peak)
+    assert best is not None and best.peak <= limit.peak
 
 
-@pytest.mark.parametrize("proofs", [True, False])
-def test_a_search_for_plans_alone_solves_no_programs(
-    proofs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    problem = random_problem(2, Shape(variables=6, rows=5, pairs=8))
-    solved: list[float] = []
-    real = exact.solve
-
-    def counted(problem: Any, limit: float, *rest: Any) -> Any:
-        solved.append(limit)
-        return real(problem, limit, *rest)
-
-    monkeypatch.setattr(exact, "solve", counted)
-    effort = Effort(prices=4, steps=3, work=20.0, gap=0.001, proofs=proofs)
-    archive = Search(problem, effort).run()
-    assert archive.candidates
-    assert bool(solved) == proofs
+def test_costs_of_every_labelling_are_enumerated_as_the_problem_says() -> None:
+    """The oracle and `Problem.evaluate` agree."""
+    problem = random_problem(11)
+    for rows in product(*(range(len(v)) for v in problem.variables)):
+        seconds, joules, profile = problem.evaluate(np.array(rows))
+        own = cost(problem, rows)
+        assert (seconds, joules) == pytest.approx(own[:2]) and profile == pytest.approx(own[2])
