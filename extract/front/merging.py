@@ -20,7 +20,6 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.engine.archive import Candidate, shown
 from tapestry_egg.extract.merged.members import Candidates
-from tapestry_egg.extract.merged.peaks import Peaks
 from tapestry_egg.extract.merged.runs import Cut, Runs
 from tapestry_egg.machine.energy import idle_joules
 from tapestry_egg.machine.objectives import PEAK_BYTES, Objective
@@ -38,6 +37,9 @@ LEAST = 0.01
 # Operations that all labellings have together that are looked at, and all plans that are made; the
 # first of either is in any case.
 _MOST_SEEN, _MOST_MADE = 60_000, 40_000
+
+# So often plans are made that a front would show.
+_ROUNDS = 3
 
 # Limits on memory within which the copies of a plan are merged, besides none: from its peak on in
 # steps of such a factor, as many as have so many operations together.
@@ -88,6 +90,15 @@ def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> lis
     return sorted(kept, key=lambda one: (one.costs.seconds, one.costs.peak_bytes))
 
 
+@dataclass(frozen=True, eq=False)
+class _Way:
+    """A plan, what it has in common with others, and which of its copies are merged."""
+
+    plan: Plan
+    ground: Ground
+    cut: Cut
+
+
 @dataclass(eq=False)
 class _Merging:
     """The plans that merging makes of what searches have found."""
@@ -102,32 +113,51 @@ class _Merging:
         """Merged plans, and how many labellings were not looked at that may gain by it."""
         most = limits.get(PEAK_BYTES.name, np.inf)
         known = [_costs(p) for p in self.front.plans]
+        ways, left = self._ways(known, most)
+        told = np.array([_told(way.plan, way.cut, self.machine) for way in ways]).reshape(-1, 3)
         found: list[Plan] = []
+        tried: set[int] = set()
+        spent = 0
+        for _ in range(_ROUNDS):  # what holds more than was told leaves others behind
+            every = np.concatenate([np.array(known).reshape(-1, 3), told])
+            every[[len(known) + k for k in tried]] = np.inf
+            some = [k - len(known) for k in shown(every) if k >= len(known)]
+            for k in some:
+                plan, ground = ways[k].plan, ways[k].ground
+                spent += len(plan.graph.operations)
+                if found and spent > _MOST_MADE:
+                    break
+                tried.add(k)
+                one = _made(plan, ways[k].cut.groups, ground, self.feedback)
+                if one is not None and one.costs.seconds <= (1.0 - LEAST) * plan.costs.seconds:
+                    found.append(one)
+                    known.append(_costs(one))
+            if not some or (found and spent > _MOST_MADE):
+                break
+        return found, left
+
+    def _ways(
+        self, known: Sequence[tuple[float, float, float]], most: float
+    ) -> tuple[list[_Way], int]:
+        """Labellings with ways to merge their copies, as plans; and how many were not looked at."""
+        found: list[_Way] = []
         grounds: dict[int, Ground] = {}
-        seen = spent = left = 0
+        seen = left = 0
         for result, candidate in self._likely(most):
             if not _worth(known, candidate.costs):
                 continue
             choices = result.assembled.choices
             seen += len(choices.schedule.program.instances)
-            if found and (seen > _MOST_SEEN or spent > _MOST_MADE):
+            if found and seen > _MOST_SEEN:
                 left += 1
                 continue
-            plan = bounded_plan(
-                self.results, result.assembled, candidate, self.objectives, grounds
-            )
-            ground = grounds.setdefault(
-                id(choices.schedule), Ground(choices.schedule, self.machine)
-            )
+            plan = bounded_plan(self.results, result.assembled, candidate, self.objectives, grounds)
+            ground = Ground(choices.schedule, self.machine)
+            ground = grounds.setdefault(id(choices.schedule), ground)
             candidates = _candidates(plan, ground)
-            for cut in [] if candidates is None else _cuts(plan, candidates):
-                told = _told(plan, cut, self.machine)
-                if cut.peak <= most and _worth(known, told):
-                    spent += len(plan.graph.operations)
-                    one = _made(plan, cut.groups, ground, self.feedback)
-                    if one is not None and one.costs.seconds <= (1 - LEAST) * plan.costs.seconds:
-                        found.append(one)
-                        known.append(_costs(one))
+            if candidates is not None:
+                cuts = _cuts(plan, candidates)
+                found += [_Way(plan, ground, cut) for cut in cuts if cut.peak <= most]
         return found, left
 
     def _likely(self, most: float) -> list[tuple[NetworkResult, Candidate]]:
@@ -157,9 +187,9 @@ def _worth(known: Sequence[tuple[float, float, float]], costs: tuple[float, floa
 
 
 def _cuts(plan: Plan, candidates: Candidates) -> list[Cut]:
-    """The ways to merge that save most within limits on memory, and by levels, each with the peak
-    that it has; those first that save most."""
-    runs, peaks = Runs(candidates), Peaks(candidates)
+    """The ways to merge that save most within limits on memory, and by levels, each with about the
+    peak that it has; those first that save most."""
+    runs = Runs(candidates)
     found: dict[tuple[Merged, ...], Cut] = {}
     count = min(max(_MOST_LIMITS // max(len(plan.graph.operations), 1), _FEWEST), _MOST)
     own = plan.costs.peak_bytes
@@ -169,16 +199,8 @@ def _cuts(plan: Plan, candidates: Candidates) -> list[Cut]:
             found.setdefault(cut.groups, cut)
     for cut in runs.by_levels():
         found.setdefault(cut.groups, cut)
-    worth = LEAST * plan.costs.seconds
-    counted = []
-    for cut in found.values():
-        if cut.saved >= worth:
-            try:
-                peak = float(peaks.profile(cut.groups).max(initial=0.0))
-            except PlanError:  # some copies wait for others of their own
-                continue
-            counted.append(replace(cut, peak=peak))
-    return sorted(counted, key=lambda cut: (-cut.saved, cut.peak))
+    worth = [cut for cut in found.values() if cut.saved >= LEAST * plan.costs.seconds]
+    return sorted(worth, key=lambda cut: (-cut.saved, cut.peak))
 
 
 def _told(plan: Plan, cut: Cut, target: Target) -> tuple[float, float, float]:
