@@ -90,7 +90,7 @@ def ascend(
         for r in range(len(alive)):
             if not alive[r]:
                 state.cost[r] = forbidden
-        bounds = sweep(net, state, _SWEEPS, 0.0)
+        bounds = sweep(net, state, _SWEEPS, 0.0, np.inf)
         value = bounds[0]
         for k in range(1, len(bounds)):
             value = max(value, bounds[k])

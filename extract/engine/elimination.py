@@ -9,7 +9,6 @@ to the rows of labellings that are known already.
 
 from __future__ import annotations
 
-import heapq
 from typing import NamedTuple
 
 import numpy as np
@@ -43,20 +42,22 @@ class Order(NamedTuple):
 def order_of(net: Network) -> Order:
     """An order that adds few links (the min-fill heuristic); what has one row alone is left out."""
     open_ = np.diff(net.row) > 1
-    near: dict[int, set[int]] = {v: set() for v in np.flatnonzero(open_).tolist()}
-    for a, b in net.ends[open_[net.ends].all(axis=1)].tolist():
-        near[a].add(b)
-        near[b].add(a)
-    order = _min_fill(near)
-    at = {v: k for k, (v, _) in enumerate(order)}
-    last = len(order)
-    scopes = [[v, *sorted(others, key=at.__getitem__)] for v, others in order]
-    pairs: list[list[int]] = [[] for _ in order]
-    for p, (a, b) in enumerate(net.ends.tolist()):
-        first = min(at.get(a, last), at.get(b, last))
-        if first < last:
+    named = np.flatnonzero(open_)
+    number = np.cumsum(open_) - 1
+    ends = number[net.ends[open_[net.ends].all(axis=1)]]
+    order, begin, near = _min_fill(len(named), ends)
+    at = np.full(len(open_), len(order), dtype=np.int64)
+    at[named[order]] = np.arange(len(order))
+    scopes = [
+        [v, *sorted(others, key=at.__getitem__)]
+        for k, v in enumerate(named[order].tolist())
+        for others in [named[near[begin[k] : begin[k + 1]]].tolist()]
+    ]
+    pairs: list[list[int]] = [[] for _ in scopes]
+    for p, first in enumerate(at[net.ends].min(axis=1, initial=len(order)).tolist()):
+        if first < len(order):
             pairs[first].append(p)
-    parts: list[list[int]] = [[] for _ in order]
+    parts: list[list[int]] = [[] for _ in scopes]
     for k, scope in enumerate(scopes):
         if len(scope) > 1:
             parts[at[scope[1]]].append(k)
@@ -67,33 +68,85 @@ def _ragged(lists: list[list[int]]) -> tuple[Ints, Ints]:
     return starts([len(x) for x in lists]), np.array([i for x in lists for i in x], dtype=np.int64)
 
 
-def _min_fill(left: dict[int, set[int]]) -> list[tuple[int, set[int]]]:
-    """Variables in the order of elimination, each with the neighbours that it has then."""
+@compiled
+def _min_fill(variables: int, ends: Ints) -> tuple[Ints, Ints, Ints]:
+    """Variables in the order of elimination; where those neighbours begin that each has left then;
+    and all these. Links are bits, 63 to a word."""
+    words = (variables + 62) // 63
+    links = np.zeros((variables, words), dtype=np.int64)
+    for k in range(len(ends)):
+        for mine, other in ((ends[k, 0], ends[k, 1]), (ends[k, 1], ends[k, 0])):
+            links[mine, other // 63] |= 1 << (other % 63)
+    weights = np.empty(variables, dtype=np.int64)
+    others = np.empty(variables, dtype=np.int64)
+    more = np.empty(variables, dtype=np.int64)
+    for v in range(variables):
+        weights[v] = _weight(links, v, others)
+    order = np.empty(variables, dtype=np.int64)
+    begin = np.zeros(variables + 1, dtype=np.int64)
+    near = np.empty(16 * variables + 16, dtype=np.int64)
+    stale = np.zeros(variables, dtype=np.bool_)
+    for step in range(variables):
+        v = np.argmin(weights)
+        order[step], weights[v] = v, np.iinfo(np.int64).max
+        count = _linked(links, v, others)
+        begin[step + 1] = begin[step] + count
+        if begin[step + 1] > len(near):
+            longer = np.empty(2 * begin[step + 1], dtype=np.int64)
+            longer[: begin[step]] = near[: begin[step]]
+            near = longer
+        near[begin[step] : begin[step + 1]] = others[:count]
+        for k in range(count):
+            u = others[k]
+            for w in range(words):
+                links[u, w] |= links[v, w]
+            for x in (u, v):
+                links[u, x // 63] &= ~(1 << (x % 63))
+        for k in range(count):
+            stale[others[k]] = True
+            for n in range(_linked(links, others[k], more)):
+                stale[more[n]] = True
+        for u in range(variables):
+            if stale[u]:
+                stale[u] = False
+                weights[u] = _weight(links, u, more)
+    return order, begin, near[: begin[variables]]
 
-    def weight(v: int) -> tuple[int, int, int]:
-        others = left[v]
-        missing = sum(len(others) - 1 - len(others & left[u]) for u in others)
-        return missing // 2, len(others), v
 
-    weights = {v: weight(v) for v in left}
-    heap = sorted(weights.values())
-    order = []
-    while heap:
-        entry = heapq.heappop(heap)
-        v = entry[-1]
-        if weights.get(v) != entry:
-            continue
-        others = left.pop(v)
-        del weights[v]
-        order.append((v, others))
-        for u in others:
-            left[u] |= others
-            left[u] -= {u, v}
-        for u in others.union(*(left[u] for u in others)):
-            if weights[u] != (new := weight(u)):
-                weights[u] = new
-                heapq.heappush(heap, new)
-    return order
+@compiled
+def _linked(links: Ints, v: int, found: Ints) -> int:
+    """The variables that one is linked to, and how many these are."""
+    count = 0
+    for w in range(links.shape[1]):
+        left = links[v, w]
+        while left:
+            found[count] = 63 * w + _ones((left & -left) - 1)
+            count += 1
+            left &= left - 1
+    return count
+
+
+@compiled
+def _ones(word: int) -> int:
+    """How many bits of a word are set (Warren, Hacker's Delight, 2012, 5-1)."""
+    word -= (word >> 1) & 0x5555555555555555
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return ((word * 0x0101010101010101) >> 56) & 0x7F
+
+
+@compiled
+def _weight(links: Ints, v: int, others: Ints) -> int:
+    """How many links eliminating a variable adds; of as many, how many neighbours it has, and which
+    it is."""
+    count = _linked(links, v, others)
+    missing = 0
+    for k in range(count):
+        missing += count - 1
+        for w in range(links.shape[1]):
+            if links[v, w]:
+                missing -= _ones(links[v, w] & links[others[k], w])
+    return ((min(missing // 2, (1 << 22) - 1) * (1 << 20)) + count) * (1 << 20) + v
 
 
 @compiled

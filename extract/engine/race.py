@@ -80,6 +80,7 @@ class Race:
     devices: Sequence[int] | None = None
     within: frozenset[int] = frozenset()
     late: bool = False  # whether the clock ended it
+    begun: set[int] = field(default_factory=set)  # the networks that were searched at all
     _vain: set[Task] = field(default_factory=set)
     _tried: set[Task] = field(default_factory=set)
 
@@ -95,23 +96,25 @@ class Race:
                 s.archive.by_clock |= self.late
 
     def _run(self, pool: ThreadPoolExecutor) -> None:
-        every = [*self.searches]
-        self._all(pool, [(s, s.fastest) for s in every if not s.archive.candidates])
+        every = range(len(self.searches))
+        self.begun = {k for k in every if self.searches[k].archive.candidates}
+        coarse = [k for k in every if k in self.within]
+        fine = [k for k in every if k not in self.within]
+        self._ends(pool, [k for k in coarse if k not in self.begun], self._fastest)
+        fine.sort(key=self._of_form)
+        self._ends(pool, [k for k in fine if k not in self.begun], self._fastest)
         if not self.effort.front and self._satisfied():
             return
-        ends = [Search.leanest] if 1 in self.effort.wanted or self.limits else []
-        ends += [Search.frugal] if 2 in self.effort.wanted else []
-        for end in ends:
-            if not self._over():
-                found = [s for s in every if s.archive.candidates]
-                self._all(pool, [(s, partial(end, s)) for s in found])
+        if 1 in self.effort.wanted or self.limits is not None:
+            self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].leanest)
+        if 2 in self.effort.wanted:
+            self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].frugal)
         while not self._over():
             tasks = self._next()
             if not tasks:
                 break
             before = [share(x.known, self._bound(x)) for x in tasks]
-            calls = [(self.searches[x.network], partial(self._work_on, x)) for x in tasks]
-            self._all(pool, calls)
+            self._all(pool, [partial(self._work_on, x) for x in tasks])
             for x, was in zip(tasks, before, strict=True):
                 now = share(self._known(x.level, x.limits), self._bound(x))
                 again = x in self._tried
@@ -131,17 +134,41 @@ class Race:
     def _bound(self, task: Task) -> float:
         return self.searches[task.network].archive.bound(*task.pair)
 
+    def _fastest(self, network: int) -> Call:
+        """To begin with a network: with care where plans may be faster than those found so far on
+        no more devices."""
+        most = 0 if self.devices is None else self.devices[network]
+        return partial(self.searches[network].fastest, self._known(most, Limits()))
+
+    def _of_form(self, network: int) -> tuple[float, int]:
+        """Networks of forms that are known to be fast come first."""
+        mixtures = self.searches[network].mixtures
+        same = [s for s in self.searches if s.mixtures is mixtures]
+        return min((c.seconds for s in same for c in s.archive.candidates), default=0.0), network
+
+    def _ends(
+        self, pool: ThreadPoolExecutor, networks: Sequence[int], end: Callable[[int], Call]
+    ) -> None:
+        """Look for the same end of the front in networks, some side by side, while there is work
+        left."""
+        left = [k for k in networks if k not in self.begun or self.searches[k].archive.candidates]
+        while left and (not self._over() or not self._any()):
+            some: dict[int, int] = {}
+            for k in left:
+                if len(some) < _TOGETHER:
+                    some.setdefault(id(self.searches[k].mixtures), k)
+            left = [k for k in left if k not in some.values()]
+            self._all(pool, [end(k) for k in some.values()])
+            self.begun |= set(some.values())
+
+    def _any(self) -> bool:
+        return any(s.archive.candidates for s in self.searches)
+
     def _all(self, pool: ThreadPoolExecutor, calls: Sequence[Call]) -> None:
-        """Make calls of searches: those of one form one after the other, forms side by side; all of
-        them, whatever one raises."""
-        forms: dict[int, list[Callable[[], None]]] = {}
-        for search, call in calls:
-            forms.setdefault(id(search.mixtures), []).append(call)
-        jobs = [pool.submit(_each, some) for some in forms.values()]
-        failed = [e for job in jobs for e in job.result()]
+        """Work on networks of several forms side by side; all of it, whatever one raises."""
+        failed = [e for e in pool.map(_tried, calls) if e is not None]
         for e in failed:  # a network may have no plan, where another has one
-            known = any(s.archive.candidates for s in self.searches)
-            if not known or not isinstance(e, ExtractError):
+            if not self._any() or not isinstance(e, ExtractError):
                 raise e
         if self.report is not None:
             self.report([s.archive for s in self.searches])
@@ -231,19 +258,17 @@ class Race:
         return self.late
 
 
-#: A search, and something that it is to do.
-Call = tuple[Search, Callable[[], None]]
+#: Something to be done about a network.
+Call = Callable[[], None]
 
 
-def _each(calls: Sequence[Callable[[], None]]) -> list[Exception]:
-    """Make some calls in turn; what they raise."""
-    failed: list[Exception] = []
-    for call in calls:
-        try:
-            call()
-        except Exception as e:
-            failed.append(e)
-    return failed
+def _tried(call: Call) -> Exception | None:
+    """Make a call; what it raises."""
+    try:
+        call()
+    except Exception as e:
+        return e
+    return None
 
 
 @dataclass(frozen=True)

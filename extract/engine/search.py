@@ -146,16 +146,23 @@ class Search:
     ) -> Candidate:
         """Bound and solve the problem, or a part of it, at fixed prices; the best labelling found
         for them. `known` labellings are of that part."""
-        part = part or self.all
         self.bound(prices, passes, part)
+        return self.solved(known, part)
+
+    def solved(self, known: Sequence[Ints] = (), part: Part | None = None) -> Candidate:
+        """The best labelling found at the present prices."""
+        part = part or self.all
         start = [sweeps.decode(part.net, part.state), *known]
         return self.consider(part.whole(self._eliminated(part, start)))
 
-    def bound(self, prices: Prices, passes: int, part: Part | None = None) -> Cut:
-        """Bound the problem at fixed prices; what bounds a part bounds nothing else."""
+    def bound(
+        self, prices: Prices, passes: int, part: Part | None = None, enough: float = np.inf
+    ) -> Cut:
+        """Bound the problem at fixed prices, until a bound is `enough`; what bounds a part bounds
+        nothing else."""
         part = part or self.all
         self._price(prices, part)
-        found = sweeps.sweep(part.net, part.state, passes, _RISEN * self.gap)
+        found = sweeps.sweep(part.net, part.state, passes, _RISEN * self.gap, enough)
         self.work.add_units(part.sweeping * len(found) / 2)
         value, total = float(found.max()), float(prices.bytes.sum())
         if prices.second:
@@ -199,7 +206,7 @@ class Search:
         self._turn += 1
         used = elimination.fit(self._order, count, cells, self._turn)
         found = elimination.eliminate(part.net, part.state, self._order, rows, count)
-        self.work.add_units(0.3 * part.sweeping + 8e-9 * used)
+        self.work.add_units(0.3 * part.sweeping + 13e-9 * used)
         return found
 
     def consider(self, rows: Ints) -> Candidate:
@@ -263,15 +270,18 @@ class Search:
 
     # The ends of the front
 
-    def fastest(self) -> None:
-        """Find and bound the fastest plan. Raises ExtractError when no legal one is found."""
+    def fastest(self, known: float = np.inf) -> None:
+        """Find and bound the fastest plan; less carefully where none is faster than `known`, the
+        seconds of one that was found elsewhere. Raises ExtractError when no legal one is found."""
         free = Prices(np.zeros(self.all.net.moments))
-        found = self.settle(free, _FIRST)
+        cut = self.bound(free, _FIRST, enough=known / (1.0 + self.gap))
         self._remember(self._here())
+        found = self.solved()
         if not np.isfinite(found.seconds):
             found = self._legal()
-        if self.problem.paths is not None:
-            self.approach(Limits(), np.inf)
+        slower = share(known, cut.value) <= self.gap
+        if self.problem.paths is not None and not slower:
+            self.approach(Limits(), min(known, found.seconds))
             found = min(self.archive.candidates, key=lambda c: c.costs)
         self._descended(found, found.peak)
 

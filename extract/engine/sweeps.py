@@ -57,9 +57,9 @@ def price(
 
 
 @compiled
-def sweep(net: Network, state: State, most: int, risen: float) -> Floats:
-    """Pass messages forward and back, `most` times or until a bound rises by less than the share
-    `risen` of itself; the bounds of all passes, two for each time."""
+def sweep(net: Network, state: State, most: int, risen: float, enough: float) -> Floats:
+    """Pass messages forward and back, `most` times, or until a bound is `enough` or rises by less
+    than the share `risen` of itself; the bounds of all passes, two for each time."""
     variables = len(net.row) - 1
     widest, labelled = 1, 1
     for v in range(variables):
@@ -111,6 +111,8 @@ def sweep(net: Network, state: State, most: int, risen: float) -> Floats:
                         state.messages[into + k] = theirs[k]
             bounds[done] = bound
             done += 1
+        if max(bounds[done - 1], bounds[done - 2]) >= enough:
+            break
         if n and max(bounds[done - 1], bounds[done - 2]) <= (
             max(bounds[done - 3], bounds[done - 4]) + risen * abs(bounds[done - 1])
         ):

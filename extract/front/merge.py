@@ -29,10 +29,12 @@ _JUST = 0.02
 
 @dataclass(frozen=True)
 class NetworkResult:
-    """What the search of one network found: candidates by true costs, cuts on seconds."""
+    """What the search of one network found: candidates by true costs, cuts on seconds. Where it is
+    `covered`, another network has all its plans, and what that proves counts."""
 
     assembled: PlanProblem
     archive: Archive
+    covered: bool = False
 
 
 #: What is said where results have memory before they are made (`extract/certify/results.py`), which
@@ -73,7 +75,7 @@ def merge(
         target=target,
         graph_name=name,
         epsilon=epsilon(
-            [r.archive for r in results], [(p.costs.seconds, p.costs.peak_bytes) for p in named]
+            bounding(results), [(p.costs.seconds, p.costs.peak_bytes) for p in named]
         ),
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
         notes=(PLACES,) if any(more) else (),
@@ -147,7 +149,7 @@ def original_plan(
 
 def least_seconds(results: Sequence[NetworkResult], peak: float, joules: float) -> float:
     """A bound on seconds of any plan on any of the meshes within a peak and joules."""
-    return min(r.archive.bound(peak, joules) for r in results)
+    return min((a.bound(peak, joules) for a in bounding(results)), default=0.0)
 
 
 def _may_rival(
@@ -245,6 +247,11 @@ def epsilon(archives: Sequence[Archive], points: Sequence[tuple[float, float]]) 
         if low < high and bound < np.inf:
             worst = max(worst, min(max(_over(s, bound), _over(p, low)) for s, p in points))
     return (1.0 + worst) / (1 - 2 * SLIVER) - 1.0
+
+
+def bounding(results: Sequence[NetworkResult]) -> list[Archive]:
+    """The archives whose bounds count."""
+    return [r.archive for r in results if not r.covered]
 
 
 def least_peak(archives: Sequence[Archive]) -> float:

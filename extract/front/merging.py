@@ -10,7 +10,7 @@ counted exactly. Which copies may be one within a limit on memory is told before
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,9 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.engine.archive import Candidate, shown
 from tapestry_egg.extract.merged.members import Candidates
+from tapestry_egg.extract.merged.peaks import Peaks
 from tapestry_egg.extract.merged.runs import Cut, Runs
+from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.machine.energy import idle_joules
 from tapestry_egg.machine.objectives import PEAK_BYTES, Objective
 from tapestry_egg.machine.target import Target
@@ -29,21 +31,13 @@ from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.of_plans import with_merged
 
 from .front import Front, in_order, value, within
-from .merge import NetworkResult, bounded_plan, epsilon
+from .merge import NetworkResult, bounded_plan, bounding, epsilon
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01
 
-# Operations that all labellings have together that are looked at, and all plans that are made; the
-# first of either is in any case.
-_MOST_SEEN, _MOST_MADE = 60_000, 40_000
-
-# So often plans are made that a front would show.
-_ROUNDS = 3
-
-# Limits on memory within which the copies of a plan are merged, besides none: from its peak on in
-# steps of such a factor, as many as have so many operations together.
-_STEP, _MOST_LIMITS, _FEWEST, _MOST = 1.07, 2_000, 1, 16
+# Operations that all labellings have together that are looked at; the first is in any case.
+_MOST_SEEN = 60_000
 
 # Rounded, so much is within a limit as well.
 _JUST = 1.0 + 1e-9
@@ -70,7 +64,7 @@ def merge_collectives(
     costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
     plans = in_order(fitting[i] for i in shown(costs))
     points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
-    proven = min(front.epsilon, epsilon([r.archive for r in results], points))
+    proven = min(front.epsilon, epsilon(bounding(results), points))
     notes = () if not left else (f"of {left} more plans collectives were not merged",)
     return replace(front, plans=plans, epsilon=proven), notes
 
@@ -85,8 +79,7 @@ def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> lis
     if candidates is None:
         return []
     found = [_made(plan, cut.groups, ground, feedback) for cut in _cuts(plan, candidates)]
-    worth = (1.0 - LEAST) * plan.costs.seconds
-    kept = [one for one in found if one is not None and one.costs.seconds <= worth]
+    kept = [one for one in found if one is not None]
     return sorted(kept, key=lambda one: (one.costs.seconds, one.costs.peak_bytes))
 
 
@@ -110,30 +103,21 @@ class _Merging:
     feedback: Mapping[int, int]
 
     def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int]:
-        """Merged plans, and how many labellings were not looked at that may gain by it."""
+        """Merged plans that a front shows, and how many labellings were not looked at that may gain
+        by merging."""
         most = limits.get(PEAK_BYTES.name, np.inf)
         known = [_costs(p) for p in self.front.plans]
         ways, left = self._ways(known, most)
-        told = np.array([_told(way.plan, way.cut, self.machine) for way in ways]).reshape(-1, 3)
+        every = np.array([*known, *(_told(x.plan, x.cut, self.machine) for x in ways)])
         found: list[Plan] = []
         tried: set[int] = set()
-        spent = 0
-        for _ in range(_ROUNDS):  # what holds more than was told leaves others behind
-            every = np.concatenate([np.array(known).reshape(-1, 3), told])
-            every[[len(known) + k for k in tried]] = np.inf
-            some = [k - len(known) for k in shown(every) if k >= len(known)]
+        while some := [k for k in _shown(every, len(known)) if k not in tried]:
             for k in some:
-                plan, ground = ways[k].plan, ways[k].ground
-                spent += len(plan.graph.operations)
-                if found and spent > _MOST_MADE:
-                    break
                 tried.add(k)
-                one = _made(plan, ways[k].cut.groups, ground, self.feedback)
-                if one is not None and one.costs.seconds <= (1.0 - LEAST) * plan.costs.seconds:
-                    found.append(one)
-                    known.append(_costs(one))
-            if not some or (found and spent > _MOST_MADE):
-                break
+                way = ways[k - len(known)]
+                one = _made(way.plan, way.cut.groups, way.ground, self.feedback)
+                every[k] = np.inf if one is None else _costs(one)
+                found += [] if one is None else [one]
         return found, left
 
     def _ways(
@@ -141,10 +125,11 @@ class _Merging:
     ) -> tuple[list[_Way], int]:
         """Labellings with ways to merge their copies, as plans; and how many were not looked at."""
         found: list[_Way] = []
+        told = [*known]
         grounds: dict[int, Ground] = {}
         seen = left = 0
         for result, candidate in self._likely(most):
-            if not _worth(known, candidate.costs):
+            if not _worth(told, candidate.costs):
                 continue
             choices = result.assembled.choices
             seen += len(choices.schedule.program.instances)
@@ -156,8 +141,9 @@ class _Merging:
             ground = grounds.setdefault(id(choices.schedule), ground)
             candidates = _candidates(plan, ground)
             if candidates is not None:
-                cuts = _cuts(plan, candidates)
-                found += [_Way(plan, ground, cut) for cut in cuts if cut.peak <= most]
+                own = [_Way(plan, ground, x) for x in _cuts(plan, candidates) if x.peak <= most]
+                told += [_told(plan, x.cut, self.machine) for x in own]
+                found += own
         return found, left
 
     def _likely(self, most: float) -> list[tuple[NetworkResult, Candidate]]:
@@ -186,21 +172,43 @@ def _worth(known: Sequence[tuple[float, float, float]], costs: tuple[float, floa
     return seconds < (1.0 - LEAST) * min(within, default=np.inf)
 
 
+def _shown(costs: Floats, first: int) -> list[int]:
+    """The entries that a front shows, from `first` on."""
+    return [k for k in shown(costs) if k >= first]
+
+
 def _cuts(plan: Plan, candidates: Candidates) -> list[Cut]:
-    """The ways to merge that save most within limits on memory, and by levels, each with about the
-    peak that it has; those first that save most."""
-    runs = Runs(candidates)
-    found: dict[tuple[Merged, ...], Cut] = {}
-    count = min(max(_MOST_LIMITS // max(len(plan.graph.operations), 1), _FEWEST), _MOST)
-    own = plan.costs.peak_bytes
-    for limit in (*(own * _STEP**k for k in range(count)), np.inf):
-        for waits in (False, True):
-            cut = runs.within(limit * _JUST, waits)
-            found.setdefault(cut.groups, cut)
-    for cut in runs.by_levels():
-        found.setdefault(cut.groups, cut)
-    worth = [cut for cut in found.values() if cut.saved >= LEAST * plan.costs.seconds]
+    """Ways to merge that save a share worth telling, each with the peak that the plan then has;
+    those first that save most."""
+    runs, peaks = Runs(candidates), Peaks(candidates)
+    ways = [runs.within(np.inf), runs.within(np.inf, waits=False), *runs.by_levels()]
+    found: dict[frozenset[Merged], Cut] = {}
+    for cut in ways:
+        if frozenset(cut.groups) not in found:
+            found[frozenset(cut.groups)] = replace(cut, peak=_held(peaks, cut.groups))
+    most = max(found.values(), key=lambda cut: cut.saved)
+    if most.peak > plan.costs.peak_bytes * _JUST:
+        found |= {frozenset(x.groups): x for x in _grown(most.groups, runs, peaks)}
+    worth = [x for x in found.values() if x.saved >= LEAST * plan.costs.seconds and x.peak < np.inf]
     return sorted(worth, key=lambda cut: (-cut.saved, cut.peak))
+
+
+def _grown(groups: Sequence[Merged], runs: Runs, peaks: Peaks) -> Iterator[Cut]:
+    """Fewer and fewer of some groups: those first without which the peak is the least."""
+    alone = {group: _held(peaks, (group,)) for group in groups}
+    saved = {group: runs.saved_by(group) for group in groups}
+    order = sorted(groups, key=lambda group: (alone[group], -saved[group]))
+    for n in range(1, len(order)):
+        some = tuple(order[:n])
+        yield Cut(some, sum(saved[x] for x in some), _held(peaks, some))
+
+
+def _held(peaks: Peaks, groups: tuple[Merged, ...]) -> float:
+    """The peak of a plan with groups merged; infinite where they wait for each other."""
+    try:
+        return float(peaks.profile(groups).max(initial=0.0))
+    except PlanError:
+        return np.inf
 
 
 def _told(plan: Plan, cut: Cut, target: Target) -> tuple[float, float, float]:

@@ -34,13 +34,11 @@ _Size = Callable[[Layout], float]
 @dataclass(frozen=True, slots=True)
 class Cut:
     """Copies of a plan that are merged, the seconds that this saves, and the peak that it has; as
-    `Runs` tells it that is of units in the plan's own order. Some kernel that reads a gathered copy
-    `waits`."""
+    `Runs` tells it that is of units in the plan's own order."""
 
     groups: tuple[Merged, ...]
     saved: float
     peak: float
-    waits: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ class Runs:
         they hold more than the plan. Unless some `waits`, none for which a kernel that reads a
         gathered copy comes later: what else is alive then, too, is not known here.
         """
-        held, groups, saved, later = self.profile.copy(), list[list[Member]](), 0.0, False
+        held, groups, saved = self.profile.copy(), list[list[Member]](), 0.0
         for kind, members in sorted(self.members.items(), key=lambda x: -len(x[1])):
             runs = self._runs_of(kind)
             least, last = [0.0], list[_Run | None]([None])
@@ -100,14 +98,13 @@ class Runs:
                     k = by.first
                     groups.append(members[k : by.stop])
                     held[by.begin : by.begin + len(by.bytes)] += by.bytes
-                    later |= by.waits
         free = untangled(groups, self.saved)
         if len(free) == len(groups) and all(own in groups for own in free):
-            return _cut(groups, saved, held, later)
+            return _cut(groups, saved, held)
         # Kinds know nothing of each other: of a circle something is cut off.
         free = [own for own in free if self.saved(own) > 0.0]
         held = sum((self._of(own) for own in free), self.profile)
-        return _cut(free, sum(map(self.saved, free)), held, any(map(self._waits, free)))
+        return _cut(free, sum(map(self.saved, free)), held)
 
     def by_levels(self) -> Iterator[Cut]:
         """What is put together by how many others precede copies, or follow them."""
@@ -116,7 +113,7 @@ class Runs:
                 keys, saved = self.candidates.groups(which, gathers)
                 groups = [[self._by_key[key] for key in group] for group in keys]
                 held = sum((self._of(own) for own in groups), self.profile)
-                yield _cut(groups, saved, held, True)
+                yield _cut(groups, saved, held)
 
     @cached_property
     def _by_key(self) -> dict[Key, Member]:
@@ -126,16 +123,13 @@ class Runs:
     def _kinds(self) -> dict[Key, Kind]:
         return {m.key: kind for kind, own in self.members.items() for m in own}
 
+    def saved_by(self, group: Merged) -> float:
+        """Seconds that the copies of a group take less if they are one."""
+        return self.saved([self._by_key[key] for key in group])
+
     def saved(self, members: Sequence[Member]) -> float:
         """Seconds that copies of one kind take less if they are one."""
         return self.candidates.saved(self._kinds[members[0].key], members)
-
-    def _waits(self, members: Sequence[Member]) -> bool:
-        """Whether a kernel that reads one of some gathered copies waits until all are made."""
-        walk = self.walk
-        made = max(walk.ground.lives.made(m.move.value) + 1 for m in members)
-        late = self._kinds[members[0].key][0] == "all_gather"
-        return late and any(made > walk.read_at(m.move) for m in members if m.readers)
 
     def _of(self, members: Sequence[Member]) -> Floats:
         """[ticks]: bytes that copies of one kind have more if they are one."""
@@ -245,9 +239,9 @@ class Runs:
         return found
 
 
-def _cut(groups: Sequence[Sequence[Member]], saved: float, held: Floats, waits: bool) -> Cut:
+def _cut(groups: Sequence[Sequence[Member]], saved: float, held: Floats) -> Cut:
     keys = tuple(tuple(m.key for m in own) for own in groups)
-    return Cut(keys, saved, float(held.max(initial=0.0)), waits)
+    return Cut(keys, saved, float(held.max(initial=0.0)))
 
 
 def _fits(held: Floats, run: _Run, limit: float) -> bool:

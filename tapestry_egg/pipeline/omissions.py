@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tapestry_egg.rewrite.recompute import Recomputing
     from tapestry_egg.shard.strategies import Saturated
 
+    from .state import Network
+
 
 def of_meshes(left: Sequence[MeshShape]) -> tuple[str, ...]:
     """What is said of mesh shapes of more axes than are searched."""
@@ -174,6 +176,12 @@ def of_search(found: Race, interrupted: bool) -> tuple[str, ...]:
             ends += f", or {effort.patience:.4g} s without gain,"
         notes += (f"{ends} ended the search; another run may give another front",)
     return notes
+
+
+def of_networks(left: Sequence[Network]) -> tuple[str, ...]:
+    """What is said of networks for which there was no work left."""
+    names = [str(n) for n in left]
+    return (f"there was no work left for {', '.join(names)}",) if names else ()
 
 
 def of_clock(what: str, seconds: float) -> tuple[str, ...]:

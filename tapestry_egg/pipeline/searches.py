@@ -74,8 +74,11 @@ def search_networks(state: State) -> State:
         q.kept.note(each, [s.archive for s in searches], ended=True)
     q.tell(Phase("extract", so_far([s.archive for s in searches]), 1.0))
     left = [s for s in q.words.unsearched if s not in {n.mesh for n in state.networks}]
-    done = replace(state, interrupted=interrupted).saying(
+    begun = [n for k, n in enumerate(state.networks) if k in found.begun]
+    unsearched = [n for k, n in enumerate(state.networks) if k not in found.begun]
+    done = replace(state, networks=_covered(begun), interrupted=interrupted).saying(
         *omissions.of_search(found, interrupted),
+        *omissions.of_networks(unsearched),
         *omissions.of_opaque(q.graph),
         *omissions.of_objectives(q.objectives),
         *omissions.of_meshes(left),
@@ -88,9 +91,16 @@ def search_networks(state: State) -> State:
     return _for_traffic(done) if "traffic" in finders and not interrupted else done
 
 
+def _covered(networks: Sequence[Network]) -> tuple[Network, ...]:
+    """The networks that have a plan; what those on meshes of one axis prove counts only where there
+    is none of the same form on a mesh of several axes: that has all layouts that they have."""
+    found = [n for n in networks if n.search is not None and n.search.archive.candidates]
+    within = _within(found)
+    return tuple(replace(n, covered=k in within) for k, n in enumerate(found))
+
+
 def _within(networks: Sequence[Network]) -> frozenset[int]:
-    """The networks on meshes of one axis of whose form there is one on a mesh of several: that has
-    all layouts that they have."""
+    """The networks on meshes of one axis of whose form there is one on a mesh of several."""
     several = {(n.number, n.mesh.devices) for n in networks if len(n.mesh.sizes) > 1}
     return frozenset(
         k

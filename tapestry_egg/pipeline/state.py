@@ -83,6 +83,7 @@ class Network:
     free: UnitChoices | None = None  # without what a named mesh asks, where there is one
     problem: PlanProblem | None = None
     search: Search | None = None
+    covered: bool = False  # whether another network has all its plans
 
     def __str__(self) -> str:
         return f"{self.mesh}{f' form {self.number + 1}' if self.number else ''}"
@@ -91,7 +92,7 @@ class Network:
     def result(self) -> NetworkResult:
         """What its search has found."""
         assert self.problem is not None and self.search is not None, "it was searched"
-        return NetworkResult(self.problem, self.search.archive)
+        return NetworkResult(self.problem, self.search.archive, self.covered)
 
 
 @dataclass(frozen=True)
