@@ -110,15 +110,13 @@ class Candidate:
 @dataclass
 class Archive:
     """The candidates that no other dominates, and every cut proved so far; whether the search ended
-    `by_clock`, so that another one may find something else. `unsettled` are limits on the peak for
-    which a solver of integer programs was ended before it had proven what is wanted. Another search
-    can go on from its `places`: prices, and the cuts that they proved. `spent` is what the search
-    did, in units of `Work`."""
+    `by_clock`, so that another one may find something else. Another search can go on from its
+    `places`: prices, and the cuts that they proved. `spent` is what the search did, in units of
+    `Work`."""
 
     candidates: list[Candidate] = field(default_factory=list)
     cuts: list[Cut] = field(default_factory=list)
     by_clock: bool = False
-    unsettled: tuple[float, ...] = ()
     places: list[tuple[Cut, Prices]] = field(default_factory=list)
     spent: float = 0.0
     # [cuts, 5], the numbers of as many as there were when a bound was asked for
@@ -144,7 +142,6 @@ class Archive:
         mine = set(self.cuts)
         self.cuts += [cut for cut in other.cuts if cut not in mine]
         self.by_clock |= other.by_clock
-        self.unsettled = tuple(dict.fromkeys(self.unsettled + other.unsettled))
         seen = {cut for cut, _ in self.places}
         self.places += [place for place in other.places if place[0] not in seen]
         self.spent += other.spent

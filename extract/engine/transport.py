@@ -123,15 +123,16 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
     """An archive as named arrays."""
-    none = np.zeros(0)
     prices = [p for _, p in archive.places]
+    # Shares of a second are never all nothing, which stands for none here.
+    none = np.zeros(max((len(p.events) for p in prices if p.events is not None), default=0))
     events = [none if p.events is None else p.events for p in prices]
+    costs = [(*c.costs, c.unmerged) for c in archive.candidates]
     return {
         "rows": np.array([c.rows for c in archive.candidates], dtype=np.int64),
-        "costs": np.array([c.costs for c in archive.candidates]).reshape(-1, 3),
+        "costs": np.array(costs).reshape(-1, 4),
         "cuts": np.array([c.numbers for c in archive.cuts], dtype=float).reshape(-1, 5),
         "by_clock": np.array(archive.by_clock),
-        "unsettled": np.array(archive.unsettled, dtype=float),
         "place_cuts": np.array([c.numbers for c, _ in archive.places], dtype=float).reshape(-1, 5),
         "place_rates": np.array([(p.joule, p.second) for p in prices], dtype=float).reshape(-1, 2),
         "place_bytes": np.array([p.bytes for p in prices], dtype=float),
@@ -143,15 +144,14 @@ def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:
 def archive_from(data: dict[str, np.ndarray]) -> Archive:
     """The archive of `archive_arrays`."""
     candidates = [
-        Candidate(rows, float(s), float(p), float(j))
-        for rows, (s, p, j) in zip(data["rows"], data["costs"], strict=True)
+        Candidate(rows, *map(float, costs))
+        for rows, costs in zip(data["rows"], data["costs"], strict=True)
     ]
     cuts = [Cut(*map(float, cut)) for cut in data["cuts"]]
-    unsettled = tuple(data["unsettled"].tolist())
     places = [
         (
             Cut(*map(float, cut)),
-            Prices(per_byte, float(joule), float(second), events if events.size else None),
+            Prices(per_byte, float(joule), float(second), events if events.any() else None),
         )
         for cut, (joule, second), per_byte, events in zip(
             data["place_cuts"],
@@ -162,4 +162,4 @@ def archive_from(data: dict[str, np.ndarray]) -> Archive:
         )
     ]
     by_clock, spent = bool(data["by_clock"]), float(data["spent"])
-    return Archive(candidates, cuts, by_clock, unsettled, places, spent)
+    return Archive(candidates, cuts, by_clock, places, spent)

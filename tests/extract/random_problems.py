@@ -9,7 +9,6 @@ import numpy as np
 from hypothesis import strategies as st
 
 from tapestry_egg.extract.problem.problem import Pair, Problem, Use, Variable, label
-from tapestry_egg.extract.engine.archive import Prices
 
 
 @dataclass(frozen=True)
@@ -112,10 +111,6 @@ def optimum(
     """The least seconds within the limits."""
     fitting = [s for _, s, j, p in found if max(p, default=0.0) <= peak and j <= joules]
     return min(fitting, default=np.inf)
-
-
-def priced(prices: Prices, x: tuple[tuple[int, ...], float, float, list[float]]) -> float:
-    return x[1] + prices.joule * x[2] + float(np.dot(prices.bytes, x[3]))
 
 
 def single(rows: int, seconds: float = 1.0) -> Variable:
