@@ -237,10 +237,12 @@ def epsilon(archives: Sequence[Archive], points: Sequence[tuple[float, float]]) 
     """The least ε that the archives prove such that every plan of their problems is
     (1+ε)-dominated in (seconds, peak) by one of some points.
 
-    Peaks are divided at those of the points, from the smallest that any plan may have. A plan
-    between two of them is slower than the bound at the upper one, and no smaller than the lower.
+    Peaks are divided at those of the points and at limits within which something is proven, from
+    the smallest that any plan may have. A plan between two of them is slower than the bound at the
+    upper one, and no smaller than the lower.
     """
-    peaks = sorted({peak for _, peak in points})
+    proven = {c.peak for a in archives for c in a.cuts if c.peak < np.inf}
+    peaks = sorted(proven | {peak for _, peak in points})
     worst = 0.0
     for low, high in pairwise([least_peak(archives), *peaks, np.inf]):
         bound = min(a.bound(high * (1 - 2 * SLIVER), np.inf) for a in archives)

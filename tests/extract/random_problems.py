@@ -51,6 +51,35 @@ def random_problem(seed: int, shape: Shape = Shape(), tree: bool = False) -> Pro
     return Problem(tuple(variables), tuple(pairs), shape.times)
 
 
+def ladder(seed: int, layers: int, times: int = 12) -> Problem:
+    """Layers of three variables in a ring, each linked to the next layer by two pairs: the arrays
+    are the same in all layers, the times at which they use memory are not."""
+    rng = np.random.default_rng(seed)
+    rows = [2, 3, 2]
+
+    def span() -> tuple[int, int]:
+        start = int(rng.integers(0, times - 1))
+        return start, int(rng.integers(start + 1, times))
+
+    own = [(rng.random(n), rng.random(n), rng.random(n)) for n in rows]
+    ends = [(0, 1, 0), (1, 2, 0), (0, 2, 0), (2, 0, 1), (1, 1, 1)]  # from, to, layers onward
+    tables = []
+    for a, b, _ in ends:
+        label_a, label_b = np.arange(rows[a]), np.minimum(np.arange(rows[b]), 1)
+        shape = (rows[a], 2)
+        seconds = np.where(rng.random(shape) < 0.15, np.inf, rng.random(shape))
+        tables.append((label_a, label_b, seconds, rng.random(shape), rng.random(shape) - 0.3))
+    variables, pairs = [], []
+    for layer in range(layers):
+        for k, (seconds, joules, amount) in enumerate(own):
+            variables.append(Variable(f"{layer}.{k}", seconds, joules, (Use(*span(), amount),)))
+        for (a, b, on), (*labels, seconds, joules, amount) in zip(ends, tables, strict=True):
+            if layer + on < layers:
+                i, j = 3 * layer + a, 3 * (layer + on) + b
+                pairs.append(Pair(i, j, *labels, seconds, joules, (Use(*span(), amount),)))
+    return Problem(tuple(variables), tuple(pairs), times)
+
+
 def whatever(v: Variable, amounts: np.ndarray) -> Variable:
     """The variable, with bytes that it holds at each time whatever row is chosen."""
     uses = (Use(t, t + 1, np.full(len(v), b)) for t, b in enumerate(amounts))

@@ -17,14 +17,11 @@ import pytest
 
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.extract.engine.archive import Archive
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
-from tapestry_egg.extract.search.worker import search_all
+from tapestry_egg.extract.engine.race import Effort, Race, searches_of
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.pipeline.settings import WORK
-from tests.extract.test_batches import ladder
-from tests.extract.test_search_workers import endless
+from tests.extract.random_problems import ladder
 from tests.rewrite.equal_forms import graph_of, struct, two
 
 # What a child process plans: a name, the objectives and limits, and how hard.
@@ -32,11 +29,9 @@ PLANS = """
 import sys
 import jax, jax.numpy as jnp
 import tapestry_egg as te
-from tapestry_egg.extract.search import worker
 from tapestry_egg.pipeline import Settings
 
 name, out, workers = sys.argv[1], sys.argv[2], int(sys.argv[3])
-worker._SMALL = 100  # processes where there are two, for small programs too
 S = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.float32)
 
 def mlp(ws, x, y):
@@ -132,27 +127,21 @@ def test_a_search_counts_its_work_whatever_the_clock_says(monkeypatch: pytest.Mo
         if slow:
             ticks = map(float, count())
             monkeypatch.setattr(time, "perf_counter", ticks.__next__)
-        search = Search(ladder(1, 12), Effort(work=0.1, seconds=1e9, gap=0.0))
-        search.run()
-        found.append((search.work.entries, told(search.archive)))
-        assert search.work.units >= 0.05 and not search.archive.by_clock
+        searches = searches_of([ladder(1, 90)], 0.0)  # too long to be closed
+        Race(searches, Effort(work=0.1, seconds=1e9, gap=0.0)).run()
+        found.append((searches[0].work.units, told(searches[0].archive)))
+        assert searches[0].work.units >= 0.1 and not searches[0].archive.by_clock
     assert found[0] == found[1]
 
 
 @pytest.mark.slow
 def test_more_work_is_done_where_more_is_allowed() -> None:
-    little, much = (Search(endless(1), Effort(work=w, seconds=1e9, gap=0.0)) for w in (0.1, 0.4))
-    little.run()
-    much.run()
-    assert 0.1 <= little.work.units < 0.4 <= much.work.units
-
-
-@pytest.mark.slow
-def test_parts_seeds_and_workers_find_the_same() -> None:
-    problems = [endless(1), ladder(2, 20)]
-    effort = Effort(work=0.6, seconds=1e9, gap=0.0)
-    one, two_ = (search_all(problems, effort, workers=w, seeds=2).archives for w in (1, 2))
-    assert list(map(told, one)) == list(map(told, two_))
+    spent = []
+    for work in (0.1, 0.4):
+        searches = searches_of([ladder(1, 90)], 0.0)
+        Race(searches, Effort(work=work, gap=0.0)).run()
+        spent.append(searches[0].work.units)
+    assert 0.1 <= spent[0] < 0.4 <= spent[1]
 
 
 GRAPH = graph_of(two, struct(512, 64), struct(64, 32), struct(64, 32))

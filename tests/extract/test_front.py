@@ -15,10 +15,9 @@ from models import gpt2
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import certify, recompute
 from tapestry_egg.extract.choices.unit_choices import unit_choices
+from tapestry_egg.extract.engine.race import Effort, race
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, optimize
@@ -84,6 +83,11 @@ def traced(
     return trace(function, *(jax.ShapeDtypeStruct(s, f32) for s in shapes), **options)
 
 
+def apart(target: str | Target) -> Target:
+    """A machine on which no collectives are merged."""
+    return replace(load_target(target) if isinstance(target, str) else target, combiner=None)
+
+
 def front_of(
     program: Program, target: str | Target, sizes: tuple[int, ...], **options: Any
 ) -> Front:
@@ -92,11 +96,11 @@ def front_of(
     names = ("x", "y", "z")[: len(sizes)]
     return optimize(
         program,
-        target,
+        apart(target),
         options.pop("objectives", ("seconds", "peak_bytes")),
         books=RULES,
         mesh_shapes=[MeshShape(names, sizes)],
-        settings=Settings(work=options.pop("work", 4.0), recompute=0, merge=False),
+        settings=Settings(work=options.pop("work", 4.0), recompute=0),
         **options,
     )
 
@@ -458,11 +462,12 @@ def test_programs_with_little_in_them_have_a_front(
 def test_search_effort_bounds_hold_midway() -> None:
     """A search that is cut short still proves true bounds."""
     program = block_program(256, 128, 512)
-    target, mesh = load_target("h100:4"), MeshShape(("x",), (4,))
+    target, mesh = apart("h100:4"), MeshShape(("x",), (4,))
     plan = scheduled(program)
     problem = assemble(
         unit_choices(plan, saturate(encode(plan.program, mesh), load_books(RULES)), mesh, target)
     ).problem
-    archive = Search(problem, Effort(prices=1, steps=1, moves=1, seconds=0.0)).run()
+    (archive,) = race([problem], Effort(work=1e-9))
+    assert archive.candidates
     for c in archive.candidates:
         assert archive.bound(c.peak, np.inf) <= exact(problem, c.peak) * (1 + 1e-5)
