@@ -10,24 +10,22 @@ from typing import Any
 import pytest
 
 from tapestry_egg.cli.searches import summary
+from tapestry_egg.extract.engine.race import Effort
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.notes import note_lines
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.pipeline import omissions
 from tapestry_egg.pipeline.batch import Outcome
-from tapestry_egg.pipeline.searches import ended_by_clock
-from tapestry_egg.pipeline.settings import Settings
 
-ARCHIVE: Any = SimpleNamespace(by_clock=True)
-LATE = ended_by_clock(Settings(seconds=3.0, patience=1.0), [ARCHIVE])[0]
+RACE: Any = SimpleNamespace(late=True, effort=Effort(seconds=3.0, patience=1.0))
+LATE = omissions.of_search(RACE, False)[0]
 #: What was left out, as those say it who leave it out.
 OMITTED = (
     *omissions.of_meshes([MeshShape(("x", "y", "z"), (2, 2, 2))]),
     *omissions.of_parts([3, 5, 7, 9]),
-    *omissions.of_race(4),
-    *omissions.of_places(3, "2x×4y"),
-    *omissions.of_places_for_traffic(2),
+    *omissions.of_long_programs(3000, 4),
+    *omissions.of_second_instances(2),
 )
 
 

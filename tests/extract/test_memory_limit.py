@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import tapestry_egg as te
@@ -19,7 +18,7 @@ from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
 from tests.extract.test_front_choice import plan as plan_of
 
-QUICK = Settings(work=1.0, prices=2, algebra=replace(Settings().algebra, iterations=0))
+QUICK = Settings(work=1.0, algebra=replace(Settings().algebra, iterations=0))
 PLANS = in_order([plan_of(1, 300, 5), plan_of(2, 200, 4), plan_of(9, 100, 3)])
 
 
@@ -103,20 +102,3 @@ def test_a_search_looks_for_a_plan_within_it() -> None:
     none = _front(replace(h100, hbm_bytes=parted[-1].costs.peak_bytes // 8))
     with pytest.raises(ExtractError, match="least found"):
         none.best()
-
-
-def test_that_a_program_has_no_solution_is_found_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    from types import SimpleNamespace
-
-    from tapestry_egg.extract.search import exact
-
-    asked: list[bool] = []
-
-    def milp(*_: object, options: dict[str, bool], **__: object) -> SimpleNamespace:
-        asked.append(options["presolve"])
-        return SimpleNamespace(status=2 if options["presolve"] else 0)
-
-    monkeypatch.setattr("scipy.optimize.milp", milp)
-    nothing = np.zeros(1)
-    assert exact._solved(nothing, nothing, None, [], {}).status == 0  # type: ignore[arg-type]
-    assert asked == [True, False]

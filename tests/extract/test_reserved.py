@@ -16,15 +16,14 @@ import pytest
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.unit_choices import unit_choices
+from tapestry_egg.extract.engine.archive import Candidate, Prices
+from tapestry_egg.extract.engine.search import Search
 from tapestry_egg.extract.front.plans import _settled, make_plan
 from tapestry_egg.extract.problem import memory
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.memory import Count
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.engine.archive import Candidate
-from tapestry_egg.extract.search.messages.dual import Prices
-from tapestry_egg.extract.search.settling import Effort, Settling
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books
@@ -108,10 +107,10 @@ def test_no_plan_holds_less_than_its_network_counts() -> None:
 
 def labellings(problem: PlanProblem, times: int) -> Sequence[Candidate]:
     """Labellings that are best, or nearly, at prices drawn at random, whose costs do not matter."""
-    rng, search = np.random.default_rng(0), Settling(problem.problem, Effort())
+    rng, search = np.random.default_rng(0), Search(problem.problem, 0.0)
     for _ in range(times):
         bytes_ = rng.choice((0.0, 1e-12, 1e-10)) * rng.random(problem.problem.times) ** 8
-        search._settle(Prices(0.0, bytes_), 2)
+        search.settle(Prices(bytes_), 2)
     return search.archive.candidates
 
 

@@ -17,12 +17,10 @@ from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.results import in_places
 from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.choices.unit_choices import unit_choices
+from tapestry_egg.extract.engine.archive import Archive, Cut
+from tapestry_egg.extract.engine.race import Effort, race
 from tapestry_egg.extract.front.merge import PLACES, NetworkResult, bounded_plan
 from tapestry_egg.extract.problem.assemble import assemble
-from tapestry_egg.extract.engine.archive import Archive
-from tapestry_egg.extract.search.messages.dual import Cut
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import load_target
@@ -185,8 +183,8 @@ def test_a_bound_is_of_what_a_plan_holds_with_the_places_of_its_results() -> Non
     target = load_target("h100:4")
     found = saturate(encode(schedule.program, mesh), load_books(("sharding", "collectives")))
     assembled = assemble(unit_choices(schedule, found, mesh, target))
-    effort = Effort(prices=1, steps=1, seconds=1.0)
-    candidate = min(Search(assembled.problem, effort).run().candidates, key=lambda c: c.costs)
+    (found_there,) = race([assembled.problem], Effort(work=1.0, front=False))
+    candidate = min(found_there.candidates, key=lambda c: c.costs)
     for peak, share in ((candidate.peak, 0.0), (np.inf, 0.9)):
         archive = Archive([candidate], [Cut(0.9 * candidate.seconds, 0.0, 0.0, peak)])
         results = [NetworkResult(assembled, archive)]

@@ -1,5 +1,5 @@
 """Small random programs that may compute values a second time: what is searched of all that they
-make, as one network, against every plan of every one of them.
+make, as networks, against every plan of every one of them.
 
 The programs are listed reader by reader (`every_second.py`), their plans by tables (`tables.py`).
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,12 +18,9 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.pins.boundary import Fixed
-from tapestry_egg.extract.places.axis import Names
-from tapestry_egg.extract.places.patched import patched
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.pipeline.patching import Posed, Programs
+from tapestry_egg.pipeline.passes import _second_instances
 from tapestry_egg.rewrite.derivation import digest, replay
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recomputation.second_places import second_places
@@ -33,7 +29,6 @@ from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.tracing.constants import prepare
 from tests.extract.every_form import every_form
 from tests.extract.every_second import every_second
-from tests.extract.labellings import agreeing
 from tests.extract.random_programs import (
     Drawn,
     algebra,
@@ -43,12 +38,11 @@ from tests.extract.random_programs import (
     schedule_of,
 )
 from tests.extract.tables import Point
-from tests.extract.test_random_forms import BOOKS, CHOICES, RULES, best_of, every_one
-from tests.extract.test_random_forms import searched as searched_of_forms
-from tests.extract.test_random_programs import MESH, TARGET, apart_of, network, tables_of
+from tests.extract.test_random_forms import CHOICES, RULES, best_of, every_one
+from tests.extract.test_random_programs import apart_of, network, tables_of
 
-#: Programs that are listed of one, combinations of each, and ways that are searched.
-PROGRAMS, MOST, WAYS = 200, 200_000, 60
+#: Programs that are listed of one, and combinations of each.
+PROGRAMS, MOST = 200, 200_000
 
 
 def every_front(plan: Schedule, most: int = MOST) -> list[Point] | None:
@@ -65,29 +59,18 @@ def every_front(plan: Schedule, most: int = MOST) -> list[Point] | None:
     return best_of(front)
 
 
-def programs_of(plan: Schedule) -> Posed | None:
-    """A program and those that compute values of it a second time; None where none does."""
-    graph, feedback = plan.program.bodies[0].graph, plan.program.feedback
-    question: Any = SimpleNamespace(
-        machine=TARGET,
-        pairs=feedback,
-        books=BOOKS,
-        settings=Settings(),
-        words=SimpleNamespace(fixed=Fixed(())),
-    )
-    again = second_places(graph, feedback, WAYS)
-    assert not again.left
-    programs = Programs(question, Form(graph), None, plan, again)
-    return Posed(programs, MESH) if again.places else None
+def second(plan: Schedule, form: Form | None = None) -> list[Schedule]:
+    """What is searched of a program beside it."""
+    graph = plan.program.bodies[0].graph
+    question: Any = SimpleNamespace(settings=Settings(), pairs=plan.program.feedback)
+    found, left = _second_instances(question, form or Form(graph), plan)
+    assert not left
+    return [schedule for _, schedule in found]
 
 
 def searched(plan: Schedule) -> list[Problem]:
     """The networks of a program and of those that compute values of it a second time."""
-    posed = programs_of(plan)
-    if posed is None:
-        return [network(plan)[0]]
-    every = [posed(ways) for ways in product(*map(range, posed.programs.counts))]
-    return [p.problem for p in every if p is not None]
+    return [network(one)[0] for one in (plan, *second(plan))]
 
 
 def apart(seed: int, draw: Callable[[int], Drawn], frozen: bool = False) -> float:
@@ -113,7 +96,7 @@ def test_second_instances_make_plans_faster_and_are_searched(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "seed"),
-    [(products, 64), (products, 211), (products, 194), (drawn, 95), (drawn, 84)],
+    [(products, 64), (products, 211), (products, 194), (drawn, 95), (drawn, 84), (drawn, 54)],
 )
 def test_what_is_searched_has_the_front_with_second_instances(
     draw: Callable[[int], Drawn], seed: int
@@ -121,25 +104,6 @@ def test_what_is_searched_has_the_front_with_second_instances(
     """Faster within less memory, and in layouts of their own, products among them."""
     assert apart(seed, draw) < 1e-6
     assert apart(seed, draw, frozen=True) > 1e-3
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("draw", "seed"), [(products, 86), (products, 194), (drawn, 31), (drawn, 40), (drawn, 54)]
-)
-def test_one_problem_of_all_these_programs_has_it_too(
-    draw: Callable[[int], Drawn], seed: int
-) -> None:
-    """As is searched where rules make places besides."""
-    plan = schedule_of(seed, draw)
-    posed, front = programs_of(plan), every_front(plan)
-    assert posed is not None and front is not None
-    names = Names(posed.programs.values, posed.programs.stands)
-    made = patched(posed, posed.programs.counts, names)
-    assert made is not None and not made.left
-    assert apart_of(front, [made.problem]) < 1e-6
-    for _ in agreeing(made, 20):
-        pass
 
 
 @pytest.mark.long
@@ -164,9 +128,12 @@ def test_the_front_of_all_forms_and_their_second_instances_is_searched(seed: int
         own = every_front(scheduled(prepare(form), {}))
         assert own is not None, f"seed {seed} has more plans"
         front += own
-    found = searched_of_forms(every_one(graph), recompute=1)
-    assert len(found) > len(searched_of_forms(every_one(graph)))
-    assert apart_of(best_of(front), found) < 1e-6
+    forms = every_one(graph)
+    schedules = [scheduled(prepare(form.graph), {}) for form in forms]
+    again = [one for k in (0, 1) for one in second(schedules[k], forms[k])]
+    assert again or seed != 31
+    problems = [network(one)[0] for one in (*schedules, *again)]
+    assert apart_of(best_of(front), problems) < 1e-6
 
 
 @pytest.mark.slow
@@ -198,4 +165,4 @@ def test_a_plan_with_second_instances_runs_is_written_and_derived_again(tmp_path
 def test_the_network_of_a_program_in_which_nothing_has_two_readers_is_its_own() -> None:
     plan = schedule_of(0, products)
     assert every_front(plan) == tables_of(plan).front()
-    assert second_places(plan.program.bodies[0].graph, {}, WAYS).places == ()
+    assert second_places(plan.program.bodies[0].graph, {}, 60).places == ()

@@ -18,13 +18,12 @@ from models import gpt2
 from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
+from tapestry_egg.extract.engine.archive import Candidate
+from tapestry_egg.extract.engine.race import Effort, race
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
-from tapestry_egg.extract.engine.archive import Candidate
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books
@@ -393,8 +392,8 @@ def problem(devices: int) -> PlanProblem:
 @cache
 def labellings(devices: int) -> tuple[Candidate, ...]:
     """What a short search finds, from fast to small."""
-    search = Search(problem(devices).problem, Effort(prices=4, steps=3, seconds=2.0))
-    return tuple(sorted(search.run().candidates, key=lambda c: c.seconds))
+    (archive,) = race([problem(devices).problem], Effort(work=2.0))
+    return tuple(sorted(archive.candidates, key=lambda c: c.seconds))
 
 
 @pytest.mark.slow
