@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapestry_egg.extract.problem.problem import Floats, Ints
+from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
 from tapestry_egg.machine.objectives import JOULES, PEAK_BYTES
 from tapestry_egg.pareto import excess
 from tapestry_egg.quantities import TIME
@@ -100,6 +100,16 @@ class Candidate:
     peak: float
     joules: float
     unmerged: float = np.inf
+
+    @classmethod
+    def of(cls, problem: Problem, rows: Ints) -> Candidate:
+        """A labelling of a problem, as the problem evaluates it."""
+        seconds, joules, profile = problem.evaluate(rows)
+        peak = float(profile.max(initial=0.0))
+        if problem.latencies is None or not np.isfinite(seconds):
+            return cls(rows, seconds, peak, joules)
+        merged = problem.latencies.seconds(problem.lengths(rows))
+        return cls(rows, merged, peak, joules, seconds)
 
     @property
     def costs(self) -> tuple[float, float, float]:

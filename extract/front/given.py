@@ -27,10 +27,8 @@ def as_given(assembled: PlanProblem) -> Candidate | None:
     silent = set(entering) - set(said)
     order = [*said, *(i for i in range(len(problem.variables)) if i not in {*said, *silent})]
     rows = spread(problem, [*order, *sorted(silent)])
-    seconds, joules, profile = problem.evaluate(rows)
-    if not np.isfinite(seconds):
-        return None
-    return Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
+    found = Candidate.of(problem, rows)
+    return found if np.isfinite(found.seconds) else None
 
 
 def spread(problem: Problem, order: Sequence[int]) -> Ints:

@@ -134,7 +134,13 @@ def best_given(results: Sequence[NetworkResult]) -> tuple[NetworkResult, Candida
     found = [(r, c) for r in results if (c := as_given(r.assembled)) is not None]
     for r, c in found:
         r.archive.add(c)
-    return min(found, key=lambda x: (x[1].costs, str(x[0].assembled.choices.mesh)), default=None)
+
+    def key(one: tuple[NetworkResult, Candidate]) -> tuple[float, float, float, str]:
+        result, c = one  # as it is given, none of its collectives is merged
+        seconds = c.seconds if c.unmerged == np.inf else c.unmerged
+        return seconds, c.peak, c.joules, str(result.assembled.choices.mesh)
+
+    return min(found, key=key, default=None)
 
 
 def original_plan(

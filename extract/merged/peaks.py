@@ -97,9 +97,10 @@ class _Noted(_InAnyOrder):
 
 @dataclass(frozen=True, slots=True)
 class _Value:
-    """A value, who reads it, the copies that are made of it, and bytes of its blocks."""
+    """A value, the unit that makes it, who reads it, the copies that are made of it, and bytes of its blocks."""
 
     number: FlatId
+    unit: int
     needs: Mapping[int, Sequence[Layout]]
     back: Sequence[int]
     copies: Sequence[tuple[Move, Copied]]
@@ -141,7 +142,8 @@ class Peaks:
         joined = self._joined(lives, merged)
         anew = set(self._owner[place[self._before] > place[self._after]].tolist())
         anew |= {self._number[FlatId(move.value)] for move in joined}
-        held = [x for k in anew for x in self._held(self._values[k], lives, joined)]
+        fresh = [(k, x) for k in anew for x in self._held(self._values[k], lives, joined)]
+        held = [x for _, x in fresh]
         stays = ~np.isin(self._of, list(anew))
         begin, end = (self._ticks(x[stays], place) for x in (self._begin, self._end))
         amount = self._amount[stays]
@@ -151,7 +153,12 @@ class Peaks:
                 (v, replace(x, begin=int(a), end=int(b)))
                 for (v, x), a, b in zip(kept, begin, end, strict=True)
             ]
-            every += [(v, x) for v, x in held]
+            # Of arrays that are alike that one takes a place which the certificate meets first.
+            every += held
+            number = np.array([*self._of[stays].tolist(), *(k for k, _ in fresh)])
+            unit = [*self._unit[stays].tolist(), *(self._values[k].unit for k, _ in fresh)]
+            turn = np.lexsort((number, number < 0, place[unit]))
+            every = [every[k] for k in turn.tolist()]
             held, begin = in_places(every, lives.renewed, lives.end), begin[:0]
             end, amount = end[:0], amount[:0]
         begin = np.concatenate([begin, [x.begin for _, x in held]]).astype(np.int64)
@@ -185,7 +192,7 @@ class Peaks:
                 size = cache(partial(inside, windows=windows))
                 copies = [(m, walk.copied(m)) for m in moves.get(v, ())]
                 needs, back = walk.readers(u, v)
-                found.append(_Value(v, needs, back, copies, size, cache(inside), parts > 0.0))
+                found.append(_Value(v, u, needs, back, copies, size, cache(inside), parts > 0.0))
         return found
 
     def _joined(self, lives: Lives, merged: Sequence[Merged]) -> dict[Move, tuple[int, bool]]:
@@ -230,12 +237,14 @@ class Peaks:
         self._noted = lives = _Noted(walk.ground.lives)
         self._buffers: list[tuple[FlatId, Buffer]] = []
         of: list[int] = []
+        made: list[int] = []  # in which units
         pairs: list[tuple[int, int, int]] = []
         for k, x in enumerate(self._values):
             lives.seen = set()
             held = self._held(x, lives, {})
             self._buffers += held
             of += [k] * len(held)
+            made += [x.unit] * len(held)
             units = sorted(lives.seen)
             pairs += [(a, b, k) for a, b in pairwise(units)]
         for u, unit in enumerate(walk.schedule.units):
@@ -253,7 +262,9 @@ class Peaks:
                     (v, replace(b, begin=b.begin + more, end=b.end + more))
                     for v, b in copy_in_memory(walk.ground, walk.in_two[u], walk.mesh)
                 ]
+            made += [u] * (len(self._buffers) - len(made))
         self._of = np.array([*of, *[-1] * (len(self._buffers) - len(of))], dtype=np.int64)
+        self._unit = np.array(made, dtype=np.int64)
         self._begin, self._end = (
             np.array([getattr(x, name) for _, x in self._buffers], dtype=np.int64)
             for name in ("begin", "end")

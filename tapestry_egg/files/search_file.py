@@ -89,9 +89,9 @@ class SearchFile:
         problem."""
         sizes = [len(v) for v in problem.variables]
         if rows.shape == (len(sizes),) and ((rows >= 0) & (rows < sizes)).all():
-            seconds, joules, profile = problem.evaluate(rows)
-            if np.isfinite(seconds):
-                return Candidate(rows, seconds, float(profile.max(initial=0.0)), joules)
+            found = Candidate.of(problem, rows)
+            if np.isfinite(found.seconds):
+                return found
         raise ExtractError(
             "holds a labelling of no such problem",
             where=str(self.path),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.topology import parts
@@ -155,12 +156,8 @@ def results(state: State) -> None:
         found = min(result.archive.candidates, key=lambda c: c.costs, default=None)
         if found is None:
             continue
-        problem = result.assembled.problem
-        seconds, joules, profile = problem.evaluate(found.rows)
-        if problem.latencies is not None:  # a search counts them however merged
-            seconds = problem.latencies.seconds(problem.lengths(found.rows))
         said = np.array(found.costs)
-        true = np.array([seconds, float(profile.max(initial=0.0)), joules])
+        true = np.array(Candidate.of(result.assembled.problem, found.rows).costs)
         close = bool(np.allclose(said, true, rtol=1e-9, atol=0.0))
         _holds(close, f"the search says {said}, the problem {true}", f"search {k}")
 

@@ -66,8 +66,12 @@ def test_prices_merge_the_copies_that_plans_may_merge() -> None:
         return None if alone else kind
 
     def priced(move: Move) -> Kind | None:
-        number = assembled.choices.table(move.value).number
-        return mergeable.kinds(move.value).get((number[move.have], number[move.need]))
+        table = assembled.choices.table(move.value)
+        if mergeable.latency(move.value) is None:
+            return None
+        at = table.number[move.have], table.number[move.need]
+        kinds = mergeable._moves(table).items()
+        return next((k for k, pairs in kinds if at in zip(*pairs, strict=True)), None)
 
     rng = np.random.default_rng(0)
     seen: Counter[str] = Counter()

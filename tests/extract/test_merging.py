@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -23,9 +22,8 @@ from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front import merging
 from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.front.merging import _least_merged, _raised, merged_plans
+from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
-from tapestry_egg.extract.search import settling
 from tapestry_egg.files.files import sealed
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.combiner import type_together
@@ -72,8 +70,6 @@ def searched(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[te
     monkeypatch.setattr(fronts, "merge_collectives", seen)
     ws = [jax.ShapeDtypeStruct((width, width), jnp.float32)] * LAYERS
     program = te.trace(step, ws, jax.ShapeDtypeStruct((rows, width), jnp.float32))
-    # No clock ends this search: a machine that stands still meanwhile would find fewer plans.
-    monkeypatch.setattr(settling, "LONGEST", 1e9)
     settings = te.Settings(work=0.3, recompute=0, seconds=1e9, workers=1)
     books = ["sharding", "collectives"]
     return te.optimize(program, "h100:8", settings=settings, state={"": "[0]"}, books=books), kept
@@ -145,7 +141,6 @@ def test_gradients_go_in_one_collective_planned_and_compiled(front: te.Front, pl
     assert [(c.kind, c.payload_bytes, c.merged) for c in plan.collectives] == [
         ("all_reduce", GRADIENT, 1)
     ] * LAYERS
-    assert any("collectives are merged" in note for note in front.notes)
     run = te.compile(plan)
     compared = compare(plan, run.compile())
     assert compared.equal
@@ -162,11 +157,12 @@ def test_gradients_go_in_one_collective_planned_and_compiled(front: te.Front, pl
 def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is slower than a plan of the front for its many latencies may be faster without them."""
     front, kept = searched(512, 4096, monkeypatch)
+    pairs = feedback(front.plans[0])
     points = np.array([(p.costs.seconds, p.costs.peak_bytes, p.costs.joules) for p in front])
     made = [
         one
         for plan in kept
-        for one in merged_plans(plan, Ground(plan_schedule(plan.body, {}), H100), {})
+        for one in merged_plans(plan, Ground(plan_schedule(plan.body, pairs), H100), pairs)
     ]
     assert len(made) > 5
     for one in made:
@@ -177,76 +173,17 @@ def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) 
         assert (points / own).max(axis=1).min() <= 1.011, one.mesh
 
 
-@pytest.mark.parametrize(
-    ("least", "said"),
-    [
-        ({}, ()),
-        (
-            {"_MOST_SEEN": 0, "_MOST_MORE": 0},
-            ("of # plans that may gain least by it no collectives were merged",),
-        ),
-        (
-            {"_HALF": 90.0},  # less than this share of the least that is worth a point saves none
-            ("of # plans that may gain least by it no collectives were merged",),
-        ),
-        (
-            {"_MOST_MADE": 0, "_MOST_MORE": 0},
-            (
-                "of # plans that may gain least by it no collectives were merged",
-                "# more ways to merge collectives were not tried, though the front may show what "
-                "comes of it",
-            ),
-        ),
-    ],
-)
-def test_what_is_not_merged_for_want_of_work_is_told(
-    least: dict[str, float], said: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, most in least.items():
-        monkeypatch.setattr(merging, name, most)
-    notes = [re.sub(r"\d+ (more )?(plan|way)s?", r"# \1\2s", x) for x in front_of(512).notes]
-    notes = [re.sub(r"\bwas not tried", "were not tried", x) for x in notes]
-    about = ("that may gain least", "more ways to merge")
-    assert tuple(note for note in notes if any(x in note for x in about)) == said
-
-
-def test_beside_kernels_what_is_told_to_be_worse_is_tried_too(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Seconds are a longest path there, and more may be saved than the sum tells."""
-    tried: list[Any] = []
-    make = merging._made
-
-    def made(plan: Plan, groups: Any, *rest: Any) -> Plan | None:
-        tried.append(groups)
-        return make(plan, groups, *rest)
-
-    monkeypatch.setattr(merging, "_made", made)
-    beside = replace(QUICK, overlap=True)
-    front_of(64, beside)
-    every = set(tried)
-    tried.clear()
-    monkeypatch.setattr(merging, "_MOST_MORE", 0)
-    front_of(64, beside)
-    assert set(tried) < every
-
-
-def test_where_runs_tell_of_more_copies_are_merged_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of nothing but what runs tell, a front has as fast a plan as of all cuts."""
-    fastest = front_of(2048).plans[0]
-    cuts = merging._Posed.cuts
-
-    def none(posed: Any, limits: Sequence[float]) -> list[Any]:
-        cuts(posed, limits)
-        return []
-
-    monkeypatch.setattr(merging._Posed, "cuts", none)
-    found = front_of(2048).plans[0]
-    assert found.body.merged and found.costs.seconds < 1.01 * fastest.costs.seconds
-    monkeypatch.setattr(merging, "_MOST_COUNTED", -1)
-    front = front_of(2048)
-    assert not any(p.body.merged for p in front.plans)
-    assert any("to merge collectives" in note and "not tried" in note for note in front.notes)
+def test_what_is_not_merged_for_want_of_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan that merging makes fastest is made in any case."""
+    said = re.compile(r"of \d+ more plans collectives were not merged")
+    every, _ = searched(512, 4096, monkeypatch)
+    assert not any(map(said.fullmatch, every.notes))
+    for few in ("_MOST_SEEN", "_MOST_MADE"):
+        with monkeypatch.context() as patch:
+            patch.setattr(merging, few, 0)
+            some, _ = searched(512, 4096, patch)
+        assert any(map(said.fullmatch, some.notes))
+        assert some.plans[0].costs == every.plans[0].costs and some.plans[0].body.merged
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
@@ -262,27 +199,6 @@ def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
     assert plan.bound <= plan.costs.seconds * (1 + 1e-9)
     # On their own the updates run one by one, each as soon as its gradient is there.
     assert (updates_at_end(alone), updates_at_end(plan)) == (1, LAYERS)
-
-
-def test_what_all_plans_take_however_merged_is_known_where_all_networks_were_asked() -> None:
-    def networks(*seconds: float) -> list[Any]:
-        return [SimpleNamespace(least_merged=x) for x in seconds]
-
-    assert _least_merged(networks(3.0, 2.0)) == (2.0, True)
-    assert _least_merged(networks(3.0, 0.0)) == (3.0, False)
-    assert _least_merged(networks(0.0)) == (0.0, False)
-
-
-def test_what_is_proven_is_the_bound_only_of_merged_plans_of_which_no_more_is_known(
-    plan: Plan,
-) -> None:
-    own = replace(plan, bound=0.5 * plan.costs.seconds, merged_too=False)
-    for proven in (False, True):
-        more, less = (_raised(own, x * plan.costs.seconds, proven) for x in (0.6, 0.4))
-        assert more.bound == 0.6 * plan.costs.seconds and more.is_proven == proven
-        assert less is own and not less.is_proven
-    with pytest.raises(ExtractError, match="a bound of"):
-        _raised(own, 1.1 * plan.costs.seconds, True)
 
 
 @pytest.mark.parametrize("most", [3, 2, 1])

@@ -1,4 +1,4 @@
-"""What plans hold whose collectives are merged, and how far they are merged within that."""
+"""What plans hold whose collectives are merged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from jax import lax
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.results import may_have_places
-from tapestry_egg.extract.merged.joins import Joins
 from tapestry_egg.extract.merged.peaks import Peaks
-from tapestry_egg.extract.merged.runs import Cut, Runs
+from tapestry_egg.extract.merged.runs import Runs
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tests.extract.test_merging import QUICK, counted, feedback, front_of
@@ -41,7 +40,7 @@ def in_loops(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
 def plans() -> list[Plan]:
     """Plans whose new states are in the place of the old, and plans whose results have places."""
     apart = replace(QUICK, merge=False)
-    found = [p for rows in (64, 512) for p in front_of(rows, apart).plans]
+    found = [p for rows in (64, 256, 512) for p in front_of(rows, apart).plans]
     found += front_of(2048, apart, weights=("x", None)).plans
     for function in (one_by_one, in_loops):
         found += front_over(function, ("x", None), *[(512, 512)] * 2).plans
@@ -77,48 +76,6 @@ def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
             placed += may_have_places(runs.walk.schedule, runs.walk.target) and bool(groups)
             looped += bool(runs.walk.program.spans) and bool(groups)
     assert moved > 20 and placed > 3 and looped
-
-
-def test_copies_are_merged_further_as_far_as_a_limit_lets_them_be(plans: list[Plan]) -> None:
-    less = most = 0
-    for plan in plans:
-        joins = Joins(runs_of(plan))
-        for limit in limits(plan):
-            cut = joins.counted(joins.runs.within(limit, waits=False))
-            if cut is None or cut.peak > limit:
-                cut = Cut((), 0.0, plan.costs.peak_bytes, False)
-            more = joins.further(cut, limit)
-            _, cost = counted(plan, more.groups)
-            assert cost.peak_bytes == pytest.approx(more.peak, abs=1.0) and more.peak <= limit
-            assert cost.seconds == pytest.approx(plan.costs.seconds - more.saved, rel=1e-9)
-            less += more.saved > cut.saved
-            assert more.saved >= cut.saved
-            keys = [key for group in more.groups for key in group]
-            assert len(set(keys)) == len(keys)
-            most += len(joins.runs.members) == 1 and len(more.groups) == 1
-    assert less and most
-
-
-def test_no_more_is_saved_than_the_best_of_all_cuts_does(plans: list[Plan]) -> None:
-    tried = 0
-    for plan in plans:
-        joins = Joins(runs_of(plan))
-        if len(joins.runs.members) != 1 or len(next(iter(joins.runs.members.values()))) > 6:
-            continue
-        (members,) = joins.runs.members.values()
-        every = []
-        for groups in in_runs([m.key for m in members]):
-            try:
-                every.append(counted(plan, groups)[1])
-            except (PlanError, ExtractError):
-                continue
-        for limit in limits(plan):
-            least = min(x.seconds for x in every if x.peak_bytes <= limit * (1 + 1e-9))
-            none = Cut((), 0.0, plan.costs.peak_bytes, False)
-            cost = counted(plan, joins.further(none, limit * (1 + 1e-9)).groups)[1]
-            assert cost.seconds == pytest.approx(least, rel=1e-9)
-            tried += len(every) > 1
-    assert tried > 2
 
 
 def test_the_ground_of_other_plans_stays_as_it_is(plans: list[Plan]) -> None:

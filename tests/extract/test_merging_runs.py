@@ -20,7 +20,7 @@ from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front.merging import LEAST, _Posed
+from tapestry_egg.extract.front.merging import LEAST, _cuts
 from tapestry_egg.extract.merged import runs as front_runs
 from tapestry_egg.extract.merged.members import Candidates
 from tapestry_egg.extract.merged.runs import Runs, _fits, _Run
@@ -142,13 +142,12 @@ def test_who_reads_gathered_copies_comes_later_only_where_that_is_told(
     assert told
 
 
-def test_all_cuts_that_are_worth_it_are_tried(
-    plans: list[Plan], later: list[Plan], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By levels, and in runs, whether kernels that read gathered copies come later or not."""
+def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Plan]) -> None:
+    """By levels, and in runs, whether kernels that read gathered copies come later or not; each
+    with what a plan so merged holds."""
     seen: Counter[str] = Counter()
     for plan in (*plans, *later):
-        runs, some = runs_of(plan), list(limits(plan))
+        runs, some = runs_of(plan), (plan.costs.peak_bytes, np.inf)
         ways = {
             "stays": [runs.within(x * (1 + 1e-9), waits=False) for x in some],
             "waits": [runs.within(x * (1 + 1e-9)) for x in some],
@@ -156,16 +155,18 @@ def test_all_cuts_that_are_worth_it_are_tried(
         }
         least = LEAST * plan.costs.seconds
         worth = {k: {c.groups for c in own if c.saved >= least} for k, own in ways.items()}
-        in_runs = worth["stays"] | worth["waits"]
-        posed = _Posed(plan, Candidates(runs.walk))
-        assert {c.groups for c in posed.cuts(some)} == in_runs | worth["levels"]
-        with monkeypatch.context() as patch:
-            patch.setattr(Runs, "by_levels", lambda _: ())
-            assert {c.groups for c in posed.cuts(some)} == in_runs
+        tried = _cuts(plan, Candidates(runs.walk))
+        for cut in tried:
+            assert cut.peak == pytest.approx(max(counted(plan, cut.groups)[1].profile), rel=1e-9)
+        assert {c.groups for c in tried} >= worth["stays"] | worth["waits"]
+        known = {c.groups for c in tried}
+        for groups in worth["levels"] - known:
+            with pytest.raises(PlanError):  # some copies wait for others of their own
+                counted(plan, groups)
         seen["stays"] += len(worth["stays"] - worth["waits"])
         seen["waits"] += len(worth["waits"] - worth["stays"])
-        seen["levels"] += len(worth["levels"] - in_runs)
-        seen["limits"] += len(in_runs) > 2
+        seen["levels"] += len((worth["levels"] & known) - worth["stays"] - worth["waits"])
+        seen["within"] += len({c.peak for c in tried}) > 2
     assert len(+seen) == 4, seen
 
 
