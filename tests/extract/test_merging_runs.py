@@ -143,8 +143,7 @@ def test_who_reads_gathered_copies_comes_later_only_where_that_is_told(
 
 
 def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Plan]) -> None:
-    """By levels, and in runs, whether kernels that read gathered copies come later or not; each
-    with what a plan so merged holds."""
+    """By levels, and in runs, whether kernels that read gathered copies come later or not."""
     seen: Counter[str] = Counter()
     for plan in (*plans, *later):
         runs, some = runs_of(plan), (plan.costs.peak_bytes, np.inf)
@@ -156,16 +155,11 @@ def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Pla
         least = LEAST * plan.costs.seconds
         worth = {k: {c.groups for c in own if c.saved >= least} for k, own in ways.items()}
         tried = _cuts(plan, Candidates(runs.walk))
-        for cut in tried:
-            assert cut.peak == pytest.approx(max(counted(plan, cut.groups)[1].profile), rel=1e-9)
         assert {c.groups for c in tried} >= worth["stays"] | worth["waits"]
-        known = {c.groups for c in tried}
-        for groups in worth["levels"] - known:
-            with pytest.raises(PlanError):  # some copies wait for others of their own
-                counted(plan, groups)
+        assert {c.groups for c in tried} >= worth["levels"]
         seen["stays"] += len(worth["stays"] - worth["waits"])
         seen["waits"] += len(worth["waits"] - worth["stays"])
-        seen["levels"] += len((worth["levels"] & known) - worth["stays"] - worth["waits"])
+        seen["levels"] += len(worth["levels"] - worth["stays"] - worth["waits"])
         seen["within"] += len({c.peak for c in tried}) > 2
     assert len(+seen) == 4, seen
 
