@@ -3,12 +3,13 @@
 Collectives of one kind over the same devices that need not wait for each other can be one, which
 has one latency. How many there will be is not known to a sum. Two things are:
 
-- One collective of x bytes takes T(x) seconds, and no more than M bytes are made one. Of every line
-  below T, T(x) >= b x for all x up to M, this follows: those that copies are merged into take b for
-  each of the bytes of all copies. The rest of a copy's seconds is its latency here.
+- One collective of x bytes takes T(x) seconds, and no more than M bytes are made one. So y bytes add
+  at least a(y), the least of T(x + y) - T(x) over all x up to M - y, to any collective that they
+  join. The rest of a copy's seconds, T(y) - a(y), is its latency here.
 - Along a chain of units, each of which reads what the one before it makes, every collective that is
-  read on the way waits for those before it: these are never merged with one another. So all that
-  merging leaves of latencies is no less than those along any chain.
+  read on the way waits for those before it: these are never merged with one another. Each takes no
+  less than T(y) and what others add to it. So all that merging leaves of latencies is no less than
+  those along any chain.
 
 So the seconds of a labelling, however merged, are no less than those of all its copies without
 latencies, and the latencies along the longest chain. A price on latencies along chains (a mixture

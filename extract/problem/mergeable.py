@@ -11,7 +11,7 @@ import numpy as np
 
 from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
-from tapestry_egg.machine.collective_lines import steepest_below
+from tapestry_egg.machine.added_bytes import least_added
 from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as
 
@@ -30,8 +30,8 @@ class Mergeable:
     columns: Columns
 
     def latency(self, v: int) -> Floats | None:
-        """[from, to]: the seconds of copies of a value but for those of their bytes, in the fullest
-        collectives that there may be; None where none may be merged."""
+        """[from, to]: the seconds of copies of a value but for those that their bytes add to any
+        collective; None where none may be merged."""
         if self.columns.program.body_of[v]:
             return None
         table = self.columns.table(v)
@@ -42,7 +42,9 @@ class Mergeable:
                 return None
             found = np.zeros_like(table.seconds)
             for kind, at in moves.items():
-                bytes_ = self._per_byte(kind) * table.local_bytes[at[0]]
+                sizes = table.local_bytes[at[0]]
+                added = {x: self._added(kind, x) for x in np.unique(sizes).tolist()}
+                bytes_ = np.array([added[x] for x in sizes.tolist()])
                 found[at] = np.maximum(0.0, table.seconds[at] - bytes_)
             return found
 
@@ -74,12 +76,16 @@ class Mergeable:
         whole = self.columns.choices.mesh.parts(kind[1]) if kind[0] == "all_gather" else 1
         return combiner.bytes / whole
 
-    def _per_byte(self, kind: Kind) -> float:
-        """Seconds for each byte of the steepest line that is nowhere above those of one collective,
-        whatever may enter it."""
+    def _added(self, kind: Kind, size: float) -> float:
+        """Seconds that so many bytes, no more than one may have, add at least to those of any
+        collective that they join."""
         choices = self.columns.choices
-        line = steepest_below(kind[0], kind[1], choices.mesh, choices.target, self._most(kind))
-        return line.per_byte
+        combiner, most = choices.target.combiner, self._most(kind)
+        assert combiner is not None
+        least = least_added(kind[0], kind[1], choices.mesh, choices.target, most, size)
+        if kind[0] in combiner.contiguous:
+            least += 4.0 * size / choices.target.hbm_bytes_per_second
+        return least
 
 
 def may_merge(choices: UnitChoices) -> bool:

@@ -1,4 +1,4 @@
-"""Prices without the latencies that merging may take away, over all mergings of all plans of small
+"""Seconds without the latencies that merging may take away, over all mergings of all plans of small
 programs.
 
 Every plan is listed (`brute.py`), every way to make collectives of it into fewer is tried, and the
@@ -7,11 +7,8 @@ certificate says what each takes.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,21 +21,15 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, Kind, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
-from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
-from tapestry_egg.extract.front import latencies
-from tapestry_egg.extract.front.latencies import PARTS, Latencies, fastest
-from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.front.merging import merged_plans
-from tapestry_egg.extract.front.plans import make_plan
-from tapestry_egg.extract.problem.assemble import PlanProblem, Weights, assemble
-from tapestry_egg.extract.problem.mergeable import Chains, most_saved
 from tapestry_egg.extract.engine.archive import Archive, Candidate
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
+from tapestry_egg.extract.engine.race import Effort, race
+from tapestry_egg.extract.front.merging import merged_plans
+from tapestry_egg.extract.front.plans import _settled, make_plan
+from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.pipeline import fronts
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged
@@ -47,7 +38,6 @@ from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tapestry_egg.tracing.constants import prepare
 from tapestry_egg.tracing.trace import trace
-from tests.extract import test_merging
 from tests.extract.brute import every_plan
 from tests.extract.test_merging import partitions
 
@@ -135,7 +125,8 @@ def choices_of(plan: Schedule) -> UnitChoices:
 
 
 def searched(assembled: PlanProblem) -> Archive:
-    return Search(assembled.problem, Effort(work=2.0)).run()
+    (archive,) = race([assembled.problem], Effort(work=5.0))
+    return archive
 
 
 def over(archive: Archive, every: Sequence[Costs]) -> float:
@@ -147,58 +138,63 @@ def over(archive: Archive, every: Sequence[Costs]) -> float:
     return worst
 
 
-def priced(choices: UnitChoices, chains: Chains) -> PlanProblem:
-    return assemble(choices, Weights(chains=chains))
-
-
-def outcome(plan: Schedule) -> tuple[int, float, float]:
-    """How many plans merge something, and what is proven of the fastest, and what it is that is
-    found, as shares of the fastest that there is."""
-    every, choices = list(every_merged(plan)), choices_of(plan)
-    result = NetworkResult(assemble(choices), searched(assemble(choices)))
-    own = Latencies(result)
-    saved = max(apart.seconds - one.seconds for apart, one in every)
-    assert saved <= own.most_of_any() * (1.0 + 1e-9)
-    bound = 0.0
-    for by_lines in (False, True):
-        for _ in range(2):
-            archive = searched(own.bounding(by_lines))
-            assert over(archive, every) < 1e-9
-            bound = max(bound, archive.bound(np.inf, np.inf))
-            own.prices.meet(fastest(archive).rows, by_lines)
-            own.prices.proven(archive.bound(np.inf, np.inf))
-        for part in PARTS:
-            found = searched(own.likely(part, by_lines)).candidates
-            result = result.with_mergeable(by_lines, found)
-    # Any prices will do.
-    assert over(searched(priced(choices, Chains())), every) < 1e-9
-    for one in own.prices.every[::3]:
-        assert over(searched(priced(choices, Chains(((1.0, one),)))), every) < 1e-9
+@pytest.mark.slow
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_no_merging_of_any_plan_takes_less(program: Callable[..., Arrays]) -> None:
+    """Than is proven, within any peak; and the fastest that there is is found."""
+    plan = schedule_of(program)
+    every, assembled = list(every_merged(plan)), assemble(choices_of(plan))
+    assert any(apart is not one for apart, one in every) or program is read_twice
+    archive = searched(assembled)
+    assert over(archive, every) < 1e-9
     least = min(one.seconds for _, one in every)
-    some = [*result.archive.candidates, *(c for _, own in result.mergeable for c in own)]
-    seconds = [c.seconds for c in some]
-    for c in some:
-        made = make_plan(result.assembled, c, "", 0.0)
+    assert 0.95 < archive.bound(np.inf, np.inf) / least <= 1.0 + 1e-9
+    seconds = [c.unmerged for c in archive.candidates]
+    for c in archive.candidates:
+        made = make_plan(assembled, c, "", 0.0)
         ground = Ground(plan_schedule(made.body, {}), TARGET)
         seconds += [p.costs.seconds for p in merged_plans(made, ground, {})]
-    return sum(a is not b for a, b in every), bound / least, min(seconds) / least
+    assert min(seconds) == pytest.approx(least, rel=1e-9)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_no_merging_of_any_plan_takes_less(program: Callable[..., Arrays]) -> None:
-    merged, proven, found = outcome(schedule_of(program))
-    assert merged or program is read_twice
-    assert 0.95 < proven <= 1.0 + 1e-9
-    assert found == pytest.approx(1.0, rel=1e-9)
+def test_a_labelling_counts_no_more_than_any_merging_of_its_plan(
+    program: Callable[..., Arrays],
+) -> None:
+    plan = schedule_of(program)
+    assembled = assemble(choices_of(plan))
+    problem, rng = assembled.problem, np.random.default_rng(0)
+    for _ in range(40):
+        drawn = np.array([rng.integers(len(v)) for v in problem.variables])
+        one = Candidate.of(problem, _settled(assembled, drawn))  # keeps no copy that nobody reads
+        if not np.isfinite(one.seconds):
+            continue
+        made = make_plan(assembled, one, "", 0.0)
+        walk = Walk(made, Ground(plan_schedule(made.body, {}), TARGET))
+        assert walk.certificate().seconds == pytest.approx(one.unmerged, rel=1e-9)
+        assert one.seconds <= one.unmerged * (1 + 1e-9)
+        for groups in groupings(walk):
+            try:
+                body, order = with_merged(made.body, {}, groups)
+                own = Walk(replace(made, body=body), Ground(order, TARGET)).certificate()
+            except (PlanError, ExtractError):
+                continue
+            assert one.seconds <= own.seconds * (1 + 1e-9)
 
 
 @pytest.mark.slow
 def test_latencies_off_chains_are_no_bound() -> None:
     """Two sums of which each pays its own: one collective of both takes less."""
     plan = schedule_of(two_sums)
-    every, choices = list(every_merged(plan)), choices_of(plan)
-    assert over(searched(priced(choices, Chains(others=1.0))), every) > 0.01
+    assembled = assemble(choices_of(plan))
+    problem = assembled.problem
+    parts = [
+        tuple(replace(x, spans=()) for x in some) for some in (problem.variables, problem.pairs)
+    ]
+    all_ = replace(problem, variables=parts[0], pairs=parts[1], latencies=None)
+    (archive,) = race([all_], Effort(work=5.0))
+    assert over(archive, list(every_merged(plan))) > 0.01
 
 
 def residual(
@@ -218,9 +214,7 @@ def residual(
 
 
 @pytest.mark.slow
-def test_plans_of_many_collectives_that_can_be_one_are_found(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_plans_of_many_collectives_that_can_be_one_are_found() -> None:
     """Where latency decides, the fastest plan has more collectives than the fastest of plans whose
     collectives are all apart."""
     shapes = {"up": (128, 512), "b": (512,), "down": (512, 128)}
@@ -229,122 +223,20 @@ def test_plans_of_many_collectives_that_can_be_one_are_found(
         residual, (ws, ws), jax.ShapeDtypeStruct((4096, 128), jnp.float32), donate_argnums=0
     )
 
-    def front() -> te.Front:
+    def fastest(machine: te.Target) -> Plan:
         return te.optimize(
             program,
-            "h100:8",
-            settings=te.Settings(work=1, recompute=0, workers=1),
+            machine,
+            settings=te.Settings(work=1, recompute=0),
             books=["sharding", "collectives"],
             mesh_shapes=[MeshShape(("x",), (8,))],
-        )
+        ).best("seconds")
 
-    found = front().best("seconds")
-    monkeypatch.setattr(fronts, "worth_merging", lambda *_: ({}, {}, ()))
-    apart = front().best("seconds")
+    found = fastest(load_target("h100:8"))
+    apart = fastest(replace(load_target("h100:8"), combiner=None))
     assert found.body.merged
     assert found.costs.seconds < 0.95 * apart.costs.seconds
     assert len(found.collectives) > len(apart.collectives)
-
-
-@pytest.mark.slow
-def test_networks_that_are_too_many_to_be_searched_so_are_counted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    said = re.compile(
-        "1 more network was not searched for plans that merging makes faster, though it may"
-        ": by up to [1-9][0-9]?% of what is known"
-    )
-    assert not any(map(said.fullmatch, test_merging.searched(512, 4096, monkeypatch)[0].notes))
-    monkeypatch.setattr(latencies, "_NETWORKS", 1)
-    assert any(map(said.fullmatch, test_merging.searched(512, 4096, monkeypatch)[0].notes))
-
-
-@pytest.mark.parametrize(
-    ("merge", "interrupted", "late"),
-    [(False, False, False), (True, True, False), (True, False, True)],
-)
-def test_nothing_is_searched_for_merging_where_it_is_unwanted_or_time_is_over(
-    merge: bool, interrupted: bool, late: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def asked(*_: object) -> None:
-        raise AssertionError("which networks are worth it was asked")
-
-    monkeypatch.setattr(fronts, "open_to_merging", asked)
-    state: Any = SimpleNamespace(
-        question=SimpleNamespace(settings=SimpleNamespace(merge=merge)),
-        every_result=(SimpleNamespace(archive=SimpleNamespace(by_clock=late)),),
-        interrupted=interrupted,
-    )
-    assert fronts.search_merged(state) is state
-
-
-def test_plans_are_worth_merging_beside_those_that_hold_no_more() -> None:
-    """The fastest of a network also where a front shows none of it, and what was found where
-    latencies are cheap, which no front shows."""
-    saved: dict[float, float] = {}
-
-    def plan(seconds: float, peak: float) -> Candidate:
-        return Candidate(np.zeros(1, np.int64), seconds, peak, 1.0)
-
-    def network(*plans: Candidate, cheap: tuple[Candidate, ...] = ()) -> Any:
-        choices = SimpleNamespace(target=TARGET, mesh=MESH)
-        return SimpleNamespace(
-            archive=SimpleNamespace(candidates=list(plans)),
-            assembled=SimpleNamespace(choices=choices),
-            mergeable=((False, cheap),) if cheap else (),
-        )
-
-    results = [
-        network(plan(10.0, 1.0), plan(5.0, 8.0)),
-        network(plan(11.0, 1.0), plan(12.0, 1.0), cheap=(plan(14.0, 2.0),)),
-    ]
-    own: Any = SimpleNamespace(most_saved=lambda c: saved.get(c.seconds, 0.0))
-    for seconds, less, which in (
-        (10.0, 1.0, 0),
-        (10.0, 0.09, None),
-        (11.0, 3.0, 1),
-        (14.0, 4.2, 1),  # 10 seconds are known in as much memory
-        (14.0, 4.0, None),
-    ):
-        saved.clear()
-        saved[seconds] = less
-        worth, others, left = latencies.worth_merging(results, {0: own, 1: own})
-        assert [*worth] == ([] if which is None else [which]) and not left
-        assert [*others] == ([] if which is None else [1 - which])
-
-
-def test_only_where_latencies_are_a_share_is_it_looked_for_plans_that_are_not_known() -> None:
-    """In the networks of the least bounds; not where a plan that was found shows it anyway."""
-
-    def result(seconds: float) -> Any:
-        plan = Candidate(np.zeros(1, np.int64), seconds, 1.0, 1.0)
-        archive = SimpleNamespace(candidates=[plan], bound=lambda *_: seconds)
-        choices = SimpleNamespace(target=TARGET, mesh=MESH)
-        return SimpleNamespace(
-            archive=archive, assembled=SimpleNamespace(choices=choices), mergeable=()
-        )
-
-    def own(most: float, saved: float) -> Any:
-        return SimpleNamespace(most_of_any=lambda: most, most_saved=lambda _: saved)
-
-    results = [result(100.0 + k) for k in (0, 6, 5, 4, 3, 2, 1)]
-    for most, saved, which, more in (
-        (0.9, 0.0, [], 0),
-        (1.1, 0.0, [0, 6, 5, 4], 3),
-        (9.0, 5.9, [2, 1], 0),  # in the others it would save a hundredth of 100 seconds
-    ):
-        networks = {k: own(most, saved) for k in range(len(results))}
-        some, others = latencies.open_to_merging(results, networks)
-        assert ([*some], others) == (which, more)
-
-
-def test_a_network_without_a_plan_is_bounded_all_the_same() -> None:
-    """As one is that the first bounds of others have beaten: merging may make it the fastest."""
-    choices = choices_of(schedule_of(two_sums))
-    posed, plans = assemble(choices), searched(assemble(choices))
-    least = fastest(plans).seconds - most_saved(posed, fastest(plans).rows, Once())
-    archive = searched(Latencies(NetworkResult(posed, Archive())).bounding(False))
-    assert 0.5 * least < archive.bound(np.inf, np.inf) <= least * (1.0 + 1e-9)
 
 
 def descended(layers: int, rows: int) -> te.Program:
@@ -374,7 +266,7 @@ def test_many_small_sums_are_one_though_the_fastest_plan_known_sends_nothing(
     (plan,) = te.optimize(
         descended(layers, rows),
         "h100:8",
-        settings=te.Settings(work=0.5, recompute=0, workers=1, front=False),
+        settings=te.Settings(work=0.5, recompute=0, front=False),
         books=["sharding", "collectives"],
         mesh_shapes=[MeshShape(("x",), (8,))],
     )
