@@ -103,11 +103,12 @@ class Race:
         self._ends(pool, [k for k in coarse if k not in self.begun], self._fastest)
         fine.sort(key=self._of_form)
         self._ends(pool, [k for k in fine if k not in self.begun], self._fastest)
-        if not self.effort.front and self._satisfied():
+        quick = not self.effort.front and self._satisfied()
+        if quick and not all(s.small for s in self.searches):
             return
-        if 1 in self.effort.wanted or self.limits is not None:
+        if not quick and (1 in self.effort.wanted or self.limits is not None):
             self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].leanest)
-        if 2 in self.effort.wanted:
+        if not quick and 2 in self.effort.wanted:
             self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].frugal)
         while not self._over():
             tasks = self._next()

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Ints, Problem
-from tapestry_egg.extract.engine.archive import Candidate
 
 
 def as_given(assembled: PlanProblem) -> Candidate | None:

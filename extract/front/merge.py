@@ -10,10 +10,9 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.engine.archive import SLIVER, Archive, Candidate, shown
 from tapestry_egg.extract.problem.assemble import PlanProblem
 from tapestry_egg.extract.problem.problem import Floats
-from tapestry_egg.extract.engine.archive import Archive, Candidate, shown
-from tapestry_egg.extract.engine.archive import SLIVER
 from tapestry_egg.machine.energy import dollars
 from tapestry_egg.machine.objectives import DEVICES, DOLLARS, SEARCHED, Objective, objective
 from tapestry_egg.plans.plan import Plan

@@ -10,9 +10,9 @@ import numpy as np
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.results import may_have_places
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.problem.assemble import PlanProblem, Sharing
 from tapestry_egg.extract.problem.problem import Ints
-from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.graph.ids import BodyId, InstanceId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.energy import dollars

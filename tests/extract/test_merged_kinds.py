@@ -13,11 +13,11 @@ from tapestry_egg.extract.certify.merging import Kind, kind_of, most_bytes, payl
 from tapestry_egg.extract.certify.moves import Move
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.unit_choices import unit_choices
+from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable
-from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.rules.language.book import load_books

@@ -21,7 +21,7 @@ from tapestry_egg.tracing.constants import prepare
 from tests.extract.every_form import TooMany, every_form
 from tests.extract.random_programs import Drawn, algebra, graph_of
 from tests.extract.tables import Point
-from tests.extract.test_random_programs import MESH, TARGET, apart_of, assembled, tables_of
+from tests.extract.test_random_programs import TARGET, apart_of, assembled, tables_of
 
 BOOKS = load_books(("algebra", "fusion", "sharding", "collectives"))
 RULES = [r for b in BOOKS for r in b.rules if r.ruleset in PROGRAM_RULESETS]
