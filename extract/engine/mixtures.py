@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.extract.problem.latencies import Latencies
-from tapestry_egg.extract.problem.problem import Floats, Ints
+from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
 from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.work import Work
 
@@ -70,10 +70,16 @@ class _Known:
     used: int
 
 
+def likeness(form: int, problem: Problem) -> tuple[int, int, int]:
+    """What networks have in common that share their mixtures: the form, and how many moments and
+    events there are. Results of more sizes, as on more devices, make more moments."""
+    return form, problem.times, 0 if problem.paths is None else len(problem.paths)
+
+
 class Mixtures:
     """The labellings that searches have met, and the paths that matter for mixtures of them.
 
-    Networks of one form on several meshes have the same moments, and share their mixtures: prices
+    Networks of one form on several meshes that have the same moments share their mixtures: prices
     that were found on one of them are where others begin.
     """
 

@@ -22,7 +22,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.problem import Floats, Problem
 
 from .archive import Archive, Limits, shown
-from .mixtures import Mixtures
+from .mixtures import Mixtures, likeness
 from .search import Search, share
 
 # Tasks of one round: each of another form, so that they run side by side. Networks of one form learn
@@ -295,8 +295,7 @@ def race(
     report: Report | None = None,
     forms: Sequence[int] | None = None,
 ) -> list[Archive]:
-    """The archives of all problems, searched together; `forms` tells which are of one form, and so
-    have the same moments."""
+    """The archives of all problems, searched together; `forms` tells which are of one form."""
     searches = searches_of(problems, effort.gap, forms)
     Race(searches, effort, limits, np.zeros((0, 3)) if rivals is None else rivals, report).run()
     return [s.archive for s in searches]
@@ -307,8 +306,8 @@ def searches_of(
 ) -> list[Search]:
     """A search of every problem; those of one form share what they learn of prices."""
     of = range(len(problems)) if forms is None else forms
-    shared: dict[int, Mixtures] = {}
+    shared: dict[tuple[int, int, int], Mixtures] = {}
     return [
-        Search(p, gap, shared.setdefault(form, Mixtures(p.paths)), k)
+        Search(p, gap, shared.setdefault(likeness(form, p), Mixtures(p.paths)), k)
         for k, (p, form) in enumerate(zip(problems, of, strict=True))
     ]

@@ -192,23 +192,36 @@ def of_clock(what: str, seconds: float) -> tuple[str, ...]:
     return (f"the time limit of {seconds:.4g} s ended the rules on {what}; {end}",)
 
 
-def of_budgets(forms: Sequence[Form], strategies: Sequence[Saturated]) -> tuple[str, ...]:
-    """What is said of rules that a budget of theirs ended before they had nothing more to say: one
-    of iterations, rows, or choice. That time did is told where the limit of time is known."""
-    ended = sum(not s.saturated and not s.by_clock for s in strategies)
-    problems = "problem" if len(strategies) == 1 else "problems"
+def of_rules(given: Form) -> tuple[str, ...]:
+    """What is said of rules on the program that a budget of theirs ended before they had nothing
+    more to say: one of iterations, rows, or choice. That time did is told where the limit of time
+    is known."""
+    if given.saturated or given.by_clock:
+        return ()
+    return ("a budget ended the rules on the program before they had nothing more to say",)
+
+
+def of_searched(networks: Sequence[Network]) -> tuple[str, ...]:
+    """What is said of all that the networks lack which were searched."""
+    choices = [n.choices for n in networks if n.choices is not None]
+    problems = [n.problem for n in networks if n.problem is not None]
     return (
-        *(
-            ("a budget ended the rules on the program before they had nothing more to say",)
-            if forms and not forms[0].saturated and not forms[0].by_clock
-            else ()
-        ),
-        *(
-            (f"a budget ended the rules on layouts of {ended} of {len(strategies)} {problems}",)
-            if ended
-            else ()
-        ),
+        *of_budgets([n.strategies for n in networks if n.strategies is not None]),
+        *of_rows(choices),
+        *of_inner_copies(choices),
+        *of_endings(problems),
+        *of_copies(problems),
+        *of_room(problems, ()),
     )
+
+
+def of_budgets(strategies: Sequence[Saturated]) -> tuple[str, ...]:
+    """The same of rules on layouts."""
+    ended = sum(not s.saturated and not s.by_clock for s in strategies)
+    if not ended:
+        return ()
+    problems = "problem" if len(strategies) == 1 else "problems"
+    return (f"a budget ended the rules on layouts of {ended} of {len(strategies)} {problems}",)
 
 
 def of_recomputation(made: Recomputing, others: int) -> tuple[str, ...]:

@@ -172,6 +172,7 @@ def find_forms(state: State) -> State:
     )
     late = "the program" if found[0].by_clock else ""
     return made.saying(
+        *omissions.of_rules(found[0]),
         *omissions.of_forms(every, len(found)),
         *omissions.of_clock(late, q.settings.algebra.seconds),
     )
@@ -230,7 +231,7 @@ def _second_instances(
 ) -> tuple[list[tuple[Form, Schedule]], int]:
     """Forms in which some of the readers of values compute these again, with their units, where all
     such are few; and of how many values there are none."""
-    if not (q.settings.front and q.settings.recompute):
+    if not (q.settings.front and q.settings.recompute and q.settings.forms):
         return [], 0
     graph = schedule.program.bodies[0].graph
     fits = min(_SECOND_OPERATIONS // max(1, graph.size), _SECOND) - 1
@@ -350,10 +351,7 @@ def derive_strategies(state: State) -> State:
     rows = sum(found.rows for found in done.strategies)
     q.tell(Phase("saturate", f"{rows} rows, {count} strategies", 1.0))
     late = "layouts" if any(found.by_clock for found in made.values()) else ""
-    return done.saying(
-        *omissions.of_clock(late, q.settings.budget.seconds),
-        *omissions.of_budgets(() if q.long else state.forms, done.strategies),
-    )
+    return done.saying(*omissions.of_clock(late, q.settings.budget.seconds))
 
 
 def join_units(state: State) -> State:
@@ -376,10 +374,7 @@ def join_units(state: State) -> State:
             free = restrict(every, replace(fixed, bounded=False)) if bound else None
             n = replace(n, choices=restrict(every, fixed), free=free)
         made.append(n)
-    done = replace(state, networks=tuple(made), shared=shared)
-    return done.saying(
-        *omissions.of_rows(done.choices), *omissions.of_inner_copies(done.choices)
-    )
+    return replace(state, networks=tuple(made), shared=shared)
 
 
 def pose_problems(state: State) -> State:
@@ -405,12 +400,7 @@ def pose_problems(state: State) -> State:
             where=state.question.machine.name,
             hint="Set Settings(entries=...) higher, or name meshes of fewer axes.",
         )
-    done = replace(state, networks=tuple(made))
-    return done.saying(
-        *omissions.of_endings(done.problems),
-        *omissions.of_copies(done.problems),
-        *omissions.of_room(done.problems, left),
-    )
+    return replace(state, networks=tuple(made)).saying(*omissions.of_room((), left))
 
 
 def threads(q: Question) -> int:

@@ -205,6 +205,8 @@ class _Telling:
         self(Phase(each.verb))
 
     def __call__(self, phase: Phase) -> None:
+        if phase.phase != self._pass.verb:  # what it has others do is no end of its own
+            phase = replace(phase, phase=self._pass.verb, fraction=None)
         self._done = phase.done
         self._tell(replace(phase, step=self._pass.name))
 

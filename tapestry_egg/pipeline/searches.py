@@ -77,6 +77,7 @@ def search_networks(state: State) -> State:
     begun = [n for k, n in enumerate(state.networks) if k in found.begun]
     unsearched = [n for k, n in enumerate(state.networks) if k not in found.begun]
     done = replace(state, networks=_covered(begun), interrupted=interrupted).saying(
+        *omissions.of_searched(begun),
         *omissions.of_search(found, interrupted),
         *omissions.of_networks(unsearched),
         *omissions.of_opaque(q.graph),
@@ -129,19 +130,22 @@ def effort(q: Question) -> Effort:
 
 def _with_searches(state: State) -> State:
     """The state with a search of every network, each of which knows what is kept of it."""
-    from tapestry_egg.extract.engine.mixtures import Mixtures
+    from tapestry_egg.extract.engine.mixtures import Mixtures, likeness
     from tapestry_egg.extract.engine.search import Search
 
     q = state.question
-    shared: dict[int, Mixtures] = {
-        n.number: n.search.mixtures for n in state.networks if n.search is not None
+    shared: dict[tuple[int, int, int], Mixtures] = {
+        likeness(n.number, n.search.problem): n.search.mixtures
+        for n in state.networks
+        if n.search is not None
     }
     made: list[Network] = []
     for k, n in enumerate(state.networks):
         if n.search is None:
             assert n.problem is not None, "it was posed"
             problem = n.problem.problem
-            mixtures = shared.setdefault(n.number, Mixtures(problem.paths))
+            alike = likeness(n.number, problem)
+            mixtures = shared.setdefault(alike, Mixtures(problem.paths))
             search = Search(problem, q.settings.gap, mixtures, k)
             known = None if q.kept is None else q.kept.known(problem)
             if known is not None:

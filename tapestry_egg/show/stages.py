@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.columns import columns
 from tapestry_egg.errors import GraphError
@@ -33,6 +33,9 @@ from tapestry_egg.shard.encode import Encoding
 from tapestry_egg.shard.strategies import Saturated, StrategyRow
 
 from .text import graph_text
+
+if TYPE_CHECKING:
+    from tapestry_egg.pipeline.state import Network
 
 
 def stage_text(name: str, value: Any) -> str:
@@ -65,6 +68,13 @@ def unit_line(schedule: Schedule, u: int) -> str:
     makes = " ".join(f"{v} {schedule.program.types[v]}" for v in unit.outputs)
     ends = [f"reads {reads}" if reads else "", f"makes {makes}" if makes else ""]
     return f"  u{u} {kernels}: {', '.join(filter(None, ends))}"
+
+
+def _networks(networks: Sequence[Network]) -> Iterator[str]:
+    for n in networks:
+        every = ("encoding", "strategies", "choices", "problem", "search")
+        known = ", ".join(k for k in every if getattr(n, k) is not None)
+        yield f"{n}: {len(n.schedule.units)} units; {known or 'nothing made yet'}"
 
 
 def _encodings(encodings: Sequence[Encoding]) -> Iterator[str]:
@@ -118,10 +128,10 @@ _IN_SHORT: dict[str, Callable[[Any], Iterator[str]]] = {
     "shapes": _shapes,
     "forms": _forms,
     "schedules": _schedules,
+    "networks": _networks,
     "encodings": _encodings,
     "strategies": _strategies,
     "choices": _choices,
-    "free": _choices,
     "problems": _problems,
     "results": _results,
     "front": _front,
@@ -234,6 +244,11 @@ def _schedules_of(schedule: Schedule, asked: Asked) -> Iterator[str]:
         every = map(UnitId, range(len(schedule.units)))
         units = [u for u in every if place.instance in schedule.units[u].members]
     yield from (unit_line(schedule, u).strip() for u in units)
+
+
+def _networks_of(network: Network, asked: Asked) -> Iterator[str]:
+    yield f"{network}:"
+    yield from _schedules_of(network.schedule, asked)
 
 
 def signature_lines(schedule: Schedule, asked: Asked) -> Iterator[str]:
@@ -410,10 +425,10 @@ _OF_TENSOR: dict[str, Callable[[Any, Asked], Iterator[str]]] = {
     "shapes": _shapes_of,
     "forms": _forms_of,
     "schedules": _schedules_of,
+    "networks": _networks_of,
     "encodings": _encodings_of,
     "strategies": _strategies_of,
     "choices": _choices_of,
-    "free": _choices_of,
     "problems": _problems_of,
     "results": _results_of,
     "front": _front_of,

@@ -279,6 +279,13 @@ def test_several_networks_make_one_front(seed: int) -> None:
         assert known <= least * 1.0041 + 1e-9 and known <= proven * 1.0041 + 1e-6
 
 
+def test_networks_of_one_form_may_differ_in_moments() -> None:
+    """As where results of more sizes are counted on a mesh of more devices."""
+    problems = [random_problem(1, Shape(times=t, forbidden=0.0)) for t in (4, 6)]
+    archives = race(problems, Effort(work=1.0), forms=[0, 0])
+    assert all(archive.candidates for archive in archives)
+
+
 def test_networks_without_a_plan_do_not_end_a_race() -> None:
     pair = Pair(
         0, 1, np.zeros(2, np.int64), np.arange(2), np.full((1, 2), np.inf), np.zeros((1, 2))

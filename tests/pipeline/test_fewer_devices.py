@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -18,15 +17,11 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError, TargetError
 from tapestry_egg.extract.certify.certificate import certify
-from tapestry_egg.extract.engine.archive import Archive, Candidate
-from tapestry_egg.extract.search.worker import Searched
 from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.machine.power import Price
-from tapestry_egg.pipeline import searches
 from tapestry_egg.pipeline.question import _devices
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.schedules import schedule
-from tests.extract.random_problems import random_problem
 
 QUICK = te.Settings(work=0.4, recompute=0, forms=0)
 # Times of collectives that were measured in groups of a host's eight are left out here, so that
@@ -130,42 +125,6 @@ def test_as_an_objective_every_number_has_its_best(objective: str) -> None:
             ), n
     assert every.best(objective).mesh.devices == 1
     assert every.best(limits={"devices": 2}).mesh.devices == 2
-
-
-@pytest.mark.parametrize(
-    ("by_devices", "wanted"),
-    [(True, [([1, 1], []), ([2], [1]), ([4], [1, 2])]), (False, [([4, 1, 2, 1], [])])],
-)
-def test_what_fewer_devices_can_do_is_known_where_more_are_searched(
-    by_devices: bool, wanted: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of n devices the plan takes 1/n seconds and n bytes, so that all are on the front."""
-    asked: list[tuple[list[int], list[int]]] = []
-
-    def searched(problems: Sequence[Any], *options: Any, **more: Any) -> Searched:
-        rivals = options[4]
-        devices = [p.choices.mesh.devices for p in problems]
-        if "begun" not in more:  # not what is left over, which goes on where gaps are
-            asked.append((devices, sorted({round(peak) for _, peak, _ in rivals})))
-        archives = [Archive() for _ in problems]
-        for archive, n in zip(archives, devices, strict=True):
-            archive.add(Candidate(np.zeros(0, np.int64), 1.0 / n, float(n), 1.0))
-        if "take" in more:
-            more["take"](Searched(archives))
-        return Searched(archives)
-
-    def problem(devices: int) -> Any:
-        schedule = SimpleNamespace(program=SimpleNamespace(rules=()))
-        choices = SimpleNamespace(mesh=SimpleNamespace(devices=devices), schedule=schedule)
-        return SimpleNamespace(problem=random_problem(devices), choices=choices)
-
-    monkeypatch.setattr(searches, "search", searched)
-    problems = [problem(n) for n in (4, 1, 2, 1)]
-    found = searches.search_in_turn(
-        problems, None, QUICK, None, lambda phase: None, by_devices=by_devices
-    )
-    assert asked == wanted
-    assert [round(1.0 / a.candidates[0].seconds) for a in found.archives] == [4, 1, 2, 1]
 
 
 def test_idle_devices_count_where_they_are_asked_to() -> None:

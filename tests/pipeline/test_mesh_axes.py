@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from operator import le
 from typing import Any
 
 import jax
@@ -11,16 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.front.nearby import division, nearby
 from tapestry_egg.extract.front.sizes import entries, entries_of_three_axes
 from tapestry_egg.machine.objectives import OBJECTIVES
-from tapestry_egg.pipeline import apart, passes
+from tapestry_egg.pipeline import passes
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.state import State
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS
-from tapestry_egg.shard.encode import encode
-from tapestry_egg.shard.strategies import saturate
 
 BRIEF = te.Settings(work=0.3, recompute=0, forms=0)
 X, W, V = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((256, 64), (64, 2048), (2048, 64)))
@@ -51,7 +47,8 @@ def posed(
 
 
 def axes(state: State) -> list[int]:
-    return [len(shape.sizes) for shape in state.shapes]
+    """Of the meshes of all networks, in order."""
+    return [len(n.mesh.sizes) for n in state.networks]
 
 
 @pytest.mark.slow
@@ -69,7 +66,7 @@ def test_three_axes_on_several_hosts() -> None:
 @pytest.mark.slow
 def test_which_meshes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     state = posed()
-    assert axes(state) == [1, 2, 2, 3] and state.raced == (3,)
+    assert axes(state) == [1, 2, 2, 3]
     assert axes(posed(target="h100:8")) == [1, 2]
     assert axes(posed(settings=replace(BRIEF, max_axes=2))) == [1, 2, 2]
     assert axes(posed(settings=replace(BRIEF, front=False))) == [2, 2]
@@ -106,75 +103,11 @@ def test_one_form_has_three_axes(fn: Any, form: int) -> None:
     square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
     state = posed(fn, (square, square), settings=replace(BRIEF, forms=5))
     assert len(state.forms) > 1 and max(axes(state)) == 3
-    (mine,) = {f for f, s in state.networks if len(state.shapes[s].sizes) == 3}
+    (mine,) = {n.number for n in state.networks if len(n.mesh.sizes) == 3}
     assert mine == form
-    for (one, shape), problem in zip(state.networks, state.problems, strict=True):
-        assert problem.choices.schedule is state.schedules[one]
-        assert problem.choices.mesh == state.shapes[shape]
+    for n, problem in zip(state.networks, state.problems, strict=True):
+        assert problem.choices.schedule is state.schedules[n.number]
+        assert problem.choices.mesh == n.mesh
     for name in ("encodings", "strategies", "choices"):
         assert len(getattr(state, name)) == len(state.problems)
     assert f"meshes of three axes were searched for 1 of {len(state.forms)} forms" in state.notes
-
-
-NEAR = "meshes of three axes (2x×2y×2z) were searched only near the plans of fewer, for one form"
-
-
-def test_how_a_mesh_divides_another() -> None:
-    def mesh(*sizes: int) -> te.MeshShape:
-        return te.MeshShape(("x", "y", "z")[: len(sizes)], sizes)
-
-    fine = mesh(2, 4, 8)
-    assert division(mesh(8, 8), fine) == ((0, 1), (2,))
-    assert division(mesh(2, 32), fine) == ((0,), (1, 2))
-    assert division(mesh(64), fine) == ((0, 1, 2),)
-    assert division(mesh(4, 16), fine) is None
-    assert division(mesh(2, 4), fine) is None
-
-
-@pytest.mark.slow
-def test_large_networks_of_three_axes_are_searched_near_plans_of_two(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(passes, "THREE_AXES", 0)
-    question = read_question(
-        te.trace(layers, X, W, V), "h100:2x4", OBJECTIVES, books=DEFAULT_BOOKS, settings=BRIEF
-    )
-    until = PASSES.index(next(p for p in PASSES if p.run is apart.search_nearby))
-    before = run_passes(State(question), PASSES[:until])[0]
-    state = apart.search_nearby(before)
-    assert axes(before) == [1, 2, 2] and axes(state) == [1, 2, 2, 3]
-    assert NEAR in state.notes and len(state.results) == len(state.networks) == 4
-    problem, mesh = state.problems[-1], state.shapes[-1]
-    plans = apart._plans(before, 0, mesh)
-    assert {p.choices.mesh.sizes for p, _ in plans} == {(8,), (2, 4), (4, 2)}
-    least = min(c.costs for r in before.results for c in r.archive.candidates)
-    whole = saturate(encode(state.schedules[0].program, mesh), question.books)
-    kept, every = (sum(map(len, x.strategies)) for x in (state.strategies[-1], whole))
-    assert kept < every / 2
-    alone = nearby(whole, plans[:1], mesh)
-    assert all(set(a) <= set(b) for a, b in zip(alone.strategies, whole.strategies, strict=True))
-    assert all(alone.strategies)
-    # Nothing that is known is lost, and a better one is found where all of the mesh holds one.
-    found = min(c.costs for r in state.results for c in r.archive.candidates)
-    assert found <= least
-    assert problem.choices.mesh == mesh
-    known = [c.costs for r in before.results for c in r.archive.candidates]
-    mine = [c.costs for c in state.results[-1].archive.candidates]
-    assert any(not any(all(map(le, a, b)) for a in known) for b in mine)
-
-
-@pytest.mark.slow
-def test_a_front_tells_of_meshes_searched_near_plans(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(passes, "THREE_AXES", 0)
-    program = te.trace(layers, X, W, V)
-    found = te.optimize(program, "h100:2x4", settings=BRIEF)
-    assert NEAR in found.notes
-    fewer = te.optimize(program, "h100:2x4", settings=replace(BRIEF, max_axes=2))
-    assert NEAR not in fewer.notes
-    for p in fewer:
-        assert any(
-            q.costs.seconds <= 1.02 * p.costs.seconds
-            and q.costs.peak_bytes <= 1.02 * p.costs.peak_bytes
-            for q in found
-        )
-    assert any(len(p.mesh.sizes) == 3 for p in found)

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.extract.choices import joiner
-from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.front import contract_cost
 from tapestry_egg.extract.problem import kept
-from tapestry_egg.extract.problem.assemble import PlanProblem
-from tapestry_egg.extract.search import exact
-from tapestry_egg.extract.engine.archive import Archive, Candidate
-from tapestry_egg.extract.search.messages.dual import Cut
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.omissions import (
     of_meshes,
     of_opaque,
-    of_programs,
     of_recomputation,
 )
 from tapestry_egg.pipeline.settings import Settings
@@ -36,10 +27,9 @@ from tapestry_egg.rewrite import choose, extractions, folded_program, forms, rec
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recompute import Recomputing
-from tests.extract.random_problems import random_problem
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-QUICK = Settings(work=0.5, workers=1, micro_batches=())
+QUICK = Settings(work=0.5, micro_batches=())
 #: Forms are chosen by their time on one device alone, and nothing is computed again.
 FROZEN = replace(QUICK, forms=0, recompute=0)
 SHAPES = [MeshShape(("x",), (4,))]
@@ -119,7 +109,7 @@ def test_kernels_whose_ways_to_run_were_cut_are_counted(
 
 
 def test_only_the_fastest_plan_is_said_to_be_looked_for() -> None:
-    found = front(product, settings=Settings(work=0.5, workers=1, front=False))
+    found = front(product, settings=Settings(work=0.5, front=False))
     assert found.notes == ("only the fastest plan within the limits was looked for",)
 
 
@@ -193,51 +183,6 @@ def test_budgets_that_end_the_rules_are_told() -> None:
     few = replace(QUICK, budget=replace(QUICK.budget, iterations=1))
     told = front(product, mesh_shapes=SHAPES, settings=few).notes
     assert told == ("a budget ended the rules on layouts of 1 of 1 problem",)
-
-
-def posed(seed: int) -> PlanProblem:
-    return PlanProblem(random_problem(seed), cast(UnitChoices, None), (), ())
-
-
-def test_limits_that_a_solver_gave_up_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = np.zeros(1, dtype=np.int64)
-    mine = Archive([Candidate(rows, 2.0, 10.0, 1.0)], [Cut(1.0, 0.0, 0.0)], unsettled=(9.0, 10.0))
-    problem = posed(1)
-    assert of_programs([problem], [mine], 0.01) == (
-        "2 limits on memory were given up by the solver of integer programs, and its gap is what "
-        "was proven until then",
-    )
-    mine.cuts.append(Cut(np.inf, 0.0, 0.0, 9.5))  # proven since then: no plan is so small
-    (said,) = of_programs([problem], [mine], 0.01)
-    assert said.startswith("1 limit on memory was given up")
-    mine.cuts.append(Cut(2.0, 0.0, 0.0))
-    assert of_programs([problem], [mine], 0.01) == ()
-    # What another mesh does as fast as can be here is open no longer.
-    late = Archive([Candidate(rows, 5.0, 10.0, 1.0)], [Cut(2.0, 0.0, 0.0)], unsettled=(10.0,))
-    assert of_programs([problem, problem], [late, mine], 0.01) == ()
-
-
-def test_problems_too_large_for_a_solver_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = np.zeros(1, dtype=np.int64)
-    mine = Archive([Candidate(rows, 2.0, 10.0, 1.0)], [Cut(1.0, 0.0, 0.0)])
-    assert of_programs([posed(1)], [mine], 0.01) == ()
-    monkeypatch.setattr(exact, "COLUMNS", 0)
-    (said,) = of_programs([posed(1)], [mine], 0.01)
-    assert said.startswith("1 problem has more than 0 columns")
-    assert of_programs([posed(1)], [mine], 1.1) == ()
-
-
-def test_a_search_notes_the_limits_that_its_solver_gives_up(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def searched() -> Archive:
-        # One pass at each price leaves gaps to the solver.
-        return Search(random_problem(3), Effort(prices=1, steps=1, gap=0.001, work=5.0)).run()
-
-    assert searched().unsettled == ()
-    monkeypatch.setattr(exact, "solve", lambda *_: exact.Exact(None, 0.0))
-    monkeypatch.setattr(exact, "least_peak", lambda *_: (0.0, False))
-    assert searched().unsettled
 
 
 @pytest.mark.slow
@@ -424,7 +369,7 @@ def test_micro_batches_that_no_limit_asks_for_are_told() -> None:
 
     rows = jax.ShapeDtypeStruct((4096, 64), jnp.float32)
     program, machine = te.trace(descended, X, rows), load_target("h100:4")
-    settings = Settings(work=0.5, workers=1, recompute=0, front=False)
+    settings = Settings(work=0.5, recompute=0, front=False)
     found = te.optimize(program, machine, mesh_shapes=SHAPES, settings=settings)
     assert any("micro-batches were not looked for" in note for note in found.notes)
     form = Form(program.graph)

@@ -33,7 +33,7 @@ def front() -> te.Front:
         te.trace(step, {"up": W, "down": W}, X),
         "h100:4",
         mesh_shapes=[MeshShape(("x",), (4,)), MeshShape(("x", "y"), (2, 2))],
-        settings=Settings(work=0.2, workers=1),
+        settings=Settings(work=0.2),
         on_progress=HEARD.append,
         keep_stages=True,
     )
@@ -56,7 +56,7 @@ def test_what_a_pass_changes_is_checked_and_what_it_leaves_only_if_nothing_was()
         return [one(k, change) for k, change in enumerate(changes)]
 
     # The first makes what it should not have left unmade; the third changes something else.
-    run_passes(State(question), table({}, {}, {"finer": 1}, {"notes": ("new",)}, {}))
+    run_passes(State(question), table({}, {}, {"timeline": ("tick",)}, {"notes": ("new",)}, {}))
     assert heard == ["0", "2", "3"]
 
 
@@ -69,17 +69,17 @@ def test_an_interruption_ends_a_spare_pass_alone() -> None:
         raise KeyboardInterrupt
 
     def after(state: State) -> State:
-        return replace(state, finer=7)
+        return state.saying("after")
 
     def check(_: State) -> None:
         return None
 
     table = [Pass("extract", (), ended, check, spare=True), Pass("extract", (), after, check)]
     state, _ = run_passes(State(question), table)
-    assert state.interrupted and state.notes == (INTERRUPTED,) and state.finer == 7
+    assert state.interrupted and state.notes == (INTERRUPTED, "after")
     with pytest.raises(KeyboardInterrupt):
         run_passes(State(question), [Pass("extract", (), ended, check)])
-    assert {p.name for p in PASSES if p.spare} == {"search_nearby", "search_merged", "merge_sent"}
+    assert {p.name for p in PASSES if p.spare} == {"merge_sent"}
 
 
 def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:
@@ -101,8 +101,6 @@ def test_every_stage_tells_of_every_tensor_that_it_has(front: te.Front) -> None:
     inside = {v for op in graph.operations if op.kernel == "transpose" for v in op.outputs}
     assert len(inside) == 1
     for name, stage in front.stages.items():
-        if name == "free":  # no mesh is named
-            continue
         assert stage.of("['up']") == stage.of("[0]['up']")
         for value in {v for op in graph.operations for v in (*op.inputs, *op.outputs)}:
             if value in inside and name in ("problems", "results"):

@@ -14,17 +14,13 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.engine.archive import Archive, Candidate
-from tapestry_egg.extract.search.search import Search
-from tapestry_egg.extract.search.settling import Effort, Limits
-from tapestry_egg.extract.search.worker import search_all
+from tapestry_egg.extract.engine.race import Effort, race
+from tapestry_egg.extract.front.front import Front
 from tapestry_egg.files import search_file
 from tapestry_egg.files.search_file import SearchFile
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.pipeline import apart, passes
-from tests.extract.test_search_parts import ladder
-from tests.pipeline.test_mesh_axes import BRIEF, NEAR, V, W, X, layers
+from tests.extract.random_problems import ladder
 
 MESHES = [MeshShape(("x", "y"), (2, 2))]
 
@@ -48,7 +44,7 @@ def planned(path: Path | None, work: float, **given: Any) -> Front:
         te.trace(step, w, f32(512, 64), donate_argnums=0),
         "h100:4",
         mesh_shapes=MESHES,
-        settings=te.Settings(work=work, workers=1, merge=False, recompute=0, forms=0),
+        settings=te.Settings(work=work, merge=False, recompute=0, forms=0),
         resume=path,
         **given,
     )
@@ -79,7 +75,7 @@ def test_a_search_of_no_work_keeps_what_was_found(tmp_path: Path) -> None:
     file = tmp_path / "step.search.npz"
     first = planned(file, 1.0)
     assert len(first.plans) > len(planned(None, 0.01).plans)
-    assert costs(planned(file, 0.01)) == costs(first)
+    assert set(costs(first)) <= set(costs(planned(file, 0.01)))
 
 
 def test_another_program_begins_anew_and_both_are_kept(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ def test_another_program_begins_anew_and_both_are_kept(tmp_path: Path) -> None:
     other = te.optimize(
         te.trace(lambda x: jnp.sin(x) @ x, jax.ShapeDtypeStruct((64, 64), "f4")),
         "h100:4",
-        settings=te.Settings(work=0.1, workers=1),
+        settings=te.Settings(work=0.1),
         resume=file,
     )
     assert other.plans and before < set(SearchFile.open(file).archives)
@@ -104,31 +100,11 @@ def test_limits_that_no_known_plan_meets_are_searched_for(tmp_path: Path) -> Non
     assert front.plans[0].costs.peak_bytes <= least * 1.001
 
 
-@pytest.mark.slow
-def test_a_mesh_near_plans_is_near_the_same_ones_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(passes, "THREE_AXES", 0)
-    program, file = te.trace(layers, X, W, V), tmp_path / "layers.search.npz"
-    found = [te.optimize(program, "h100:2x4", settings=BRIEF, resume=file)]
-    monkeypatch.setattr(apart, "_plans", lambda *_: pytest.fail("other plans are near"))
-    found.append(te.optimize(program, "h100:2x4", settings=BRIEF, resume=file))
-    assert all(NEAR in front.notes for front in found)
-    read = SearchFile.open(file)
-    assert [len(near.shape.sizes) for near in read.near] == [3] and read.runs == 2
-    assert len(read.archives) == 4, "three of two axes at most, and the one near their plans"
-    least = [min(p.costs.seconds for p in front) for front in found]
-    assert least[1] <= least[0] * (1 + 1e-9)
-
-
 def kept(tmp_path: Path) -> tuple[SearchFile, Any]:
-    problem = ladder(1, 6)
-    search = Search(problem, Effort(prices=2, steps=1, work=0.01))
-    search.small = False
-    search.run()
-    search.leave()
+    problem = ladder(1, 90)  # too long to be closed
+    (archive,) = race([problem], Effort(work=0.05))
     file = SearchFile(tmp_path / "ladder.search.npz")
-    file.note([problem], [search.archive], ended=True)
+    file.note([problem], [archive], ended=True)
     return file, problem
 
 
@@ -140,7 +116,8 @@ def test_a_search_goes_on_with_all_its_work_and_its_time(tmp_path: Path) -> None
     file.write()
     known = SearchFile.open(file.path).known(problem)
     assert known is not None and (known.by_clock, known.spent) == (False, 0.0)
-    assert [c.costs for c in known.candidates] == [c.costs for c in archive.candidates]
+    for one, other in zip(known.candidates, archive.candidates, strict=True):
+        assert one.costs == pytest.approx(other.costs, rel=1e-12)
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
@@ -149,7 +126,7 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert read is not None and wrote is not None
     assert [c.costs for c in read.candidates] == [c.costs for c in wrote.candidates]
     assert read.cuts == wrote.cuts and len(read.places) == len(wrote.places) > 0
-    assert SearchFile.open(file.path).known(ladder(2, 6)) is None
+    assert SearchFile.open(file.path).known(ladder(2, 90)) is None
 
 
 def test_costs_are_those_of_the_labelling_whatever_the_file_says(tmp_path: Path) -> None:
@@ -233,31 +210,3 @@ def test_improvements_are_written_while_the_search_goes_on(
     file.archives.clear()
     file.note([problem], [Archive([better])], ended=False)
     assert not file.archives, "not so often"
-
-
-def test_later_rounds_walk_between_the_prices_of_earlier_ones() -> None:
-    problem = ladder(1, 6)
-    walked = []
-    for number in range(4):
-        search = Search(problem, Effort(prices=6, work=10.0, round=number))
-        walked.append(search._totals())
-    first, ratio = walked[0], walked[0][1] / walked[0][0]
-    every = np.sort(np.concatenate(walked))
-    assert all(((w >= first) & (w < first * ratio)).all() for w in walked)
-    assert (every[1:] / every[:-1]).min() > 1.01, "none twice"
-
-
-def test_a_later_round_knows_what_earlier_ones_found() -> None:
-    problem = ladder(1, 6)
-    effort = Effort(prices=2, steps=1, work=0.02)
-    (first,) = search_all([problem], effort, workers=1).archives
-    later = Effort(prices=2, steps=1, work=0.02, round=1)
-    (second,) = search_all([problem], later, workers=1, begun=[first]).archives
-    for c in first.candidates:
-        best = second.best(c.peak, c.joules)
-        assert best is not None and best.seconds <= c.seconds
-    assert set(first.cuts) <= set(second.cuts)
-    (unlimited,) = search_all(
-        [problem], later, Limits(first.candidates[0].peak), workers=1, begun=[None]
-    ).archives
-    assert not set(first.cuts) <= set(unlimited.cuts), "begun anew"
