@@ -35,7 +35,6 @@ _FIRST, _SHORTER = 0.6, 0.6
 _NEW, _TURN = 0.4, 0.4
 
 
-
 @compiled
 def ascend(
     net: Network,
@@ -149,8 +148,8 @@ def ascend(
 
 @dataclass
 class _Open:
-    """A part of the problem that is not closed: the rows that it has, prices and shares of chains to
-    begin with, and what is proven of it."""
+    """A part of the problem that is not closed: the rows that it has, prices and shares of chains
+    to begin with, and what is proven of it."""
 
     alive: Flags
     prices: Floats

@@ -11,8 +11,8 @@ from .compiled import compiled
 
 @compiled
 def longest(maker: Ints, reader: Ints, units: int, lengths: Floats) -> tuple[float, Floats]:
-    """The longest chain of reads [reads], each from the unit that makes a value to one that reads it,
-    by their lengths; and which reads it is made of, as 0 and 1. Readers rise."""
+    """The longest chain of reads [reads], each from the unit that makes a value to one that reads
+    it, by their lengths; and which reads it is made of, as 0 and 1. Readers rise."""
     total = np.zeros(units + 1)  # of the longest chain that ends at each unit
     last = np.full(units + 1, -1)
     end, most = -1, 0.0

@@ -87,7 +87,7 @@ def _min_fill(variables: int, ends: Ints) -> tuple[Ints, Ints, Ints]:
     near = np.empty(16 * variables + 16, dtype=np.int64)
     stale = np.zeros(variables, dtype=np.bool_)
     for step in range(variables):
-        v = np.argmin(weights)
+        v = int(np.argmin(weights))
         order[step], weights[v] = v, np.iinfo(np.int64).max
         count = _linked(links, v, others)
         begin[step + 1] = begin[step] + count

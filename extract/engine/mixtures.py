@@ -114,7 +114,8 @@ class Mixtures:
         every = np.einsum("e,ke->k", self.paths[0], lengths)
         unit = max(float(every.min()), 1e-300)
         times = sorted({int(t) for t in profiles.argmax(axis=1)}) if peak < np.inf else []
-        found, within, seconds = None, times, np.inf
+        found: Any = None
+        within, seconds = times, np.inf
         for _ in range(_ROUNDS):
             paths = np.array(self.paths)
             each = np.einsum("pe,ke->pk", paths, lengths) / unit

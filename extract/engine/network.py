@@ -1,4 +1,4 @@
-"""The network: variables, each of which takes one of its rows, and what rows cost alone and in pairs.
+"""The network: variables, each of which takes one of its rows; what rows cost alone and in pairs.
 
 A cost function network with several additive objectives and a memory profile over time, as flat
 arrays for the loops of this folder. Ragged lists are stretches of one array: variable v has the
@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.latencies import Latencies
-from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
+from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Variable
 
 Labels = NDArray[np.int32]
 
@@ -102,7 +102,9 @@ def network_of(problem: Problem) -> Network:
             size += p.seconds.size
         entry.append(tables[key])
     count, begin, end, amounts = [], [], [], []
-    for part, b in (*((v, False) for v in variables), *zip(pairs, back, strict=True)):
+    parts: list[tuple[Variable | Pair, bool]] = [(v, False) for v in variables]
+    parts += zip(pairs, back, strict=True)
+    for part, b in parts:
         count.append(len(part.uses) + len(part.spans))
         for u in part.uses:
             begin.append(u.start)
@@ -115,7 +117,9 @@ def network_of(problem: Problem) -> Network:
     flat, amount = _pooled(amounts, np.float64)
     every = np.array(ends, dtype=np.int64).reshape(-1, 2)
     link, links = _links(every, len(variables))
-    shapes = [p.seconds.shape[::-1] if b else p.seconds.shape for p, b in zip(pairs, back, strict=True)]
+    shapes = [
+        p.seconds.shape[::-1] if b else p.seconds.shape for p, b in zip(pairs, back, strict=True)
+    ]
     events = 0 if problem.paths is None else len(problem.paths)
     none = np.zeros(0, dtype=np.int64)
     latencies = problem.latencies or Latencies(none, none, 0)

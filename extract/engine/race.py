@@ -25,8 +25,8 @@ from .archive import Archive, Limits, shown
 from .mixtures import Mixtures, likeness
 from .search import Search, share
 
-# Tasks of one round: each of another form, so that they run side by side. Networks of one form learn
-# from each other's labellings, one after the other.
+# Tasks of one round: each of another form, so that they run side by side. Networks of one form
+# learn from each other's labellings, one after the other.
 _TOGETHER = 4
 
 # Nodes of branch and bound of one task.
@@ -35,9 +35,9 @@ _NODES = 2000
 # A task that leaves more than this share of a gap is not tried again at the same limits.
 _VAIN = 0.8
 
-# Other plans are looked for from this share of a plan's peak on: those of larger peaks a front would
-# not show beside it. Between plans whose peaks differ by more than this factor large networks are
-# searched half of the way. A gap where there is no plan yet counts for so much.
+# Other plans are looked for from this share of a plan's peak on: those of larger peaks a front
+# would not show beside it. Between plans whose peaks differ by more than this factor large networks
+# are searched half of the way. A gap where there is no plan yet counts for so much.
 _BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
 
 #: Takes the archives of all networks whenever one may have improved.

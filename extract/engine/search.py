@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
+from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Variable
 from tapestry_egg.work import Work
 
 from . import branch, core, elimination, moves, sweeps
@@ -25,8 +25,8 @@ from .network import Network, State, network_of, state_of
 # Rows of each variable that elimination looks at, and the entries of its tables.
 _KEEP, _CELLS = 4, 1 << 14
 
-# Passes of messages where the first bound is proven, where others are, at prices that follow others,
-# and before the rows of a core are chosen.
+# Passes of messages where the first bound is proven, where others are, at prices that follow
+# others, and before the rows of a core are chosen.
 _FIRST, _PROVING, _SWEEPS, _AGAIN = 60, 30, 8, 2
 
 # Rows of each variable in a core, and of how many parts of a mixture besides; so many steps of
@@ -130,10 +130,11 @@ class Search:
                 known[id(amounts)] = float(amounts[np.isfinite(amounts)].max(initial=0.0))
             return known[id(amounts)]
 
-        parts = [*self.problem.variables, *self.problem.pairs]
+        parts: list[Variable | Pair] = [*self.problem.variables, *self.problem.pairs]
         self.most_seconds = sum(most(x.seconds) for x in parts)
         self.most_joules = sum(most(x.joules) for x in parts)
-        used = [most(u.amount) for x in parts for u in (*x.uses, *x.spans)]
+        amounts = [[*(u.amount for u in x.uses), *(s.amount for s in x.spans)] for x in parts]
+        used = [most(x) for each in amounts for x in each]
         change = np.zeros(self.all.net.times + 1)
         np.add.at(change, self.all.net.begin, used)
         np.subtract.at(change, self.all.net.end, used)
@@ -508,15 +509,6 @@ def _proven(cut: Cut, limits: Limits) -> float:
 def _finite(limit: float) -> float:
     """A limit that prices are paid for: none where it is infinite, as its price is nothing then."""
     return limit if limit < np.inf else 0.0
-
-
-def _distance(candidate: Candidate, limits: Limits) -> float:
-    """How far a candidate is from limits, in logarithms."""
-    return sum(
-        abs(np.log(max(x, 1e-12)) - np.log(max(limit, 1e-12)))
-        for x, limit in ((candidate.peak, limits.peak), (candidate.joules, limits.joules))
-        if limit < np.inf
-    )
 
 
 def share(seconds: float, bound: float) -> float:

@@ -158,8 +158,8 @@ def beliefs(net: Network, state: State) -> Floats:
 
 @compiled
 def least(costs: Floats, begin: int, end: int, best: Ints) -> int:
-    """Write to `best` which of the costs from `begin` up to before `end` are least, the least first;
-    how many there are."""
+    """Write to `best` which of the costs from `begin` up to before `end` are least, the least
+    first; how many there are."""
     held, most = 0, len(best)
     for r in range(begin, end):
         if held < most or costs[r] < costs[best[held - 1]]:

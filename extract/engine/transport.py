@@ -116,8 +116,8 @@ def problem_from(data: dict[str, np.ndarray]) -> Problem:
     if units >= 0:
         timeline = Timeline(units, data["issue"], data["arrive"], float(data["slowdown"]))
     latencies = None
-    if (ends := int(data["units"])) >= 0:
-        latencies = Latencies(data["maker"], data["reader"], ends)
+    if (known := int(data["units"])) >= 0:
+        latencies = Latencies(data["maker"], data["reader"], known)
     return Problem(tuple(found), pairs, times, timeline, latencies)
 
 

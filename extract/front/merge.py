@@ -73,9 +73,7 @@ def merge(
         objectives=tuple(objectives),
         target=target,
         graph_name=name,
-        epsilon=epsilon(
-            bounding(results), [(p.costs.seconds, p.costs.peak_bytes) for p in named]
-        ),
+        epsilon=epsilon(bounding(results), [(p.costs.seconds, p.costs.peak_bytes) for p in named]),
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
         notes=(PLACES,) if any(more) else (),
     )
@@ -86,9 +84,7 @@ def _unmerged(result: NetworkResult) -> NetworkResult:
     problem = result.assembled.problem
     if problem.latencies is None:
         return result
-    found = [
-        replace(c, seconds=c.unmerged) for c in result.archive.candidates
-    ]
+    found = [replace(c, seconds=c.unmerged) for c in result.archive.candidates]
     return replace(result, archive=replace(result.archive, candidates=found))
 
 

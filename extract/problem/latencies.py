@@ -3,9 +3,9 @@
 Collectives of one kind over the same devices that need not wait for each other can be one, which
 has one latency. How many there will be is not known to a sum. Two things are:
 
-- One collective of x bytes takes T(x) seconds, and no more than M bytes are made one. So y bytes add
-  at least a(y), the least of T(x + y) - T(x) over all x up to M - y, to any collective that they
-  join. The rest of a copy's seconds, T(y) - a(y), is its latency here.
+- One collective of x bytes takes T(x) seconds, and no more than M bytes are made one. So y bytes
+  add at least a(y), the least of T(x + y) - T(x) over all x up to M - y, to any collective that
+  they join. The rest of a copy's seconds, T(y) - a(y), is its latency here.
 - Along a chain of units, each of which reads what the one before it makes, every collective that is
   read on the way waits for those before it: these are never merged with one another. Each takes no
   less than T(y) and what others add to it. So all that merging leaves of latencies is no less than
@@ -32,9 +32,9 @@ SAVED = 0
 
 @dataclass(frozen=True, eq=False)
 class Latencies:
-    """Reads of values whose copies may be merged: event 1 + r is read r, whose latency is paid along
-    chains through it. Units are numbered in order; a read leads from the unit that makes the value
-    to the one that reads it."""
+    """Reads of values whose copies may be merged: event 1 + r is read r, whose latency is paid
+    along chains through it. Units are numbered in order; a read leads from the unit that makes the
+    value to the one that reads it."""
 
     maker: Ints  # [reads], units
     reader: Ints  # [reads], units, rising
@@ -45,8 +45,8 @@ class Latencies:
         return 1 + len(self.maker)
 
     def seconds(self, lengths: Floats) -> float:
-        """The least seconds of a labelling however it is merged: `lengths` are its seconds unmerged,
-        what latencies it has in all, and those of each read."""
+        """The least seconds of a labelling however it is merged: `lengths` are its seconds
+        unmerged, what latencies it has in all, and those of each read."""
         return float(lengths[0] - lengths[1] + self._longest(lengths[2:])[0])
 
     def shares(self, lengths: Floats) -> Floats:

@@ -60,9 +60,7 @@ class Slots:
         amount = self.once(saved, "own latency", given, wanted, latency, base)
         return [*_spans(SAVED, amount), *_spans(event, amount)]
 
-    def of_read(
-        self, reader: int, v: int, have: Ints, kept: Ints, wanted: Wanted
-    ) -> list[Span]:
+    def of_read(self, reader: int, v: int, have: Ints, kept: Ints, wanted: Wanted) -> list[Span]:
         """What merging may take away of copies that one reader makes itself, and the latency that a
         chain pays which leads to it, whoever makes the copy: [labels of the value, labels of the
         reader]."""

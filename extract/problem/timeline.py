@@ -44,15 +44,15 @@ class Timeline:
         return self.units + len(self.issue)
 
     def seconds(self, lengths: Floats) -> float:
-        """What a step takes: `lengths` are the sum of all seconds, which is not needed, and those of
-        its events."""
+        """What a step takes: `lengths` are the sum of all seconds, which is not needed, and those
+        of its events."""
         lengths = lengths[1:]
         longest = float(lengths[: self.units].sum()) + self._waits(lengths)
         return (1.0 - self.slowdown) * longest + self.slowdown * float(lengths.sum())
 
     def shares(self, lengths: Floats) -> Floats:
         """The price of a second of every event: its share in the longest path of a step whose
-        events take `lengths`, and in what slows down; nothing of the sum of all, which comes first."""
+        events take `lengths`, and in what slows down; nothing of the sum of all, which is first."""
         lengths = lengths[1:]
         path = np.zeros(len(self))
         path[: self.units] = 1.0

@@ -23,9 +23,9 @@ import numpy as np
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.problem.problem import Ints, Problem
 from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.engine.transport import archive_arrays, archive_from, problem_arrays
+from tapestry_egg.extract.problem.problem import Ints, Problem
 
 VERSION = 2
 

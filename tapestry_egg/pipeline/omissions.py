@@ -168,7 +168,7 @@ def of_search(found: Race, interrupted: bool) -> tuple[str, ...]:
     """What is said of a search that did not come to its end."""
     from tapestry_egg.parallel.executors import INTERRUPTED
 
-    notes = (INTERRUPTED,) if interrupted else ()
+    notes: tuple[str, ...] = (INTERRUPTED,) if interrupted else ()
     if found.late:
         effort = found.effort
         ends = f"the time limit of {effort.seconds:.4g} s"

@@ -236,7 +236,7 @@ def _second_instances(
     graph = schedule.program.bodies[0].graph
     fits = min(_SECOND_OPERATIONS // max(1, graph.size), _SECOND) - 1
     places = second_places(graph, q.pairs, max(0, fits))
-    found = []
+    found: list[tuple[Form, Schedule]] = []
     for ways in product(*(range(len(place)) for place in places.places)):
         chosen = places.chosen(ways)
         made = places.built(graph, chosen) if any(ways) else None
@@ -336,9 +336,7 @@ def derive_strategies(state: State) -> State:
         finally:
             interrupted.set()
     ticks = [
-        replace(tick, subject=str(networks[k]))
-        for k in sorted(made)
-        for tick in made[k].timeline
+        replace(tick, subject=str(networks[k])) for k in sorted(made) for tick in made[k].timeline
     ]
     done = replace(
         state,

@@ -74,10 +74,10 @@ def search_networks(state: State) -> State:
         q.kept.note(each, [s.archive for s in searches], ended=True)
     q.tell(Phase("extract", so_far([s.archive for s in searches]), 1.0))
     left = [s for s in q.words.unsearched if s not in {n.mesh for n in state.networks}]
-    begun = [n for k, n in enumerate(state.networks) if k in found.begun]
+    searched = [n for k, n in enumerate(state.networks) if k in found.begun]
     unsearched = [n for k, n in enumerate(state.networks) if k not in found.begun]
-    done = replace(state, networks=_covered(begun), interrupted=interrupted).saying(
-        *omissions.of_searched(begun),
+    done = replace(state, networks=_covered(searched), interrupted=interrupted).saying(
+        *omissions.of_searched(searched),
         *omissions.of_search(found, interrupted),
         *omissions.of_networks(unsearched),
         *omissions.of_opaque(q.graph),

@@ -7,7 +7,7 @@ collectives run beside kernels, and where latencies count along chains alone.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import numpy as np
 import pytest
@@ -31,7 +31,7 @@ def brute_chains(lengths: np.ndarray, latencies: Latencies) -> float:
     ends = list(zip(latencies.maker, latencies.reader, lengths[2:], strict=True))
     for n in range(len(ends) + 1):
         for chain in combinations(ends, n):  # readers rise, and so do those of a chain
-            if all(a[1] == b[0] for a, b in zip(chain, chain[1:], strict=False)):
+            if all(a[1] == b[0] for a, b in pairwise(chain)):
                 most = max(most, sum(x for *_, x in chain))
     return float(lengths[0] - lengths[1] + most)
 

@@ -264,7 +264,9 @@ def test_whatever_rivals_cost_bounds_hold_and_nothing_better_is_missed(
 @pytest.mark.parametrize("seed", range(6))
 def test_several_networks_make_one_front(seed: int) -> None:
     """Of all of them the least is found within every peak, and proven."""
-    problems = [random_problem(10 * seed + k, Shape(variables=5, rows=3, pairs=6)) for k in range(4)]
+    problems = [
+        random_problem(10 * seed + k, Shape(variables=5, rows=3, pairs=6)) for k in range(4)
+    ]
     every = [x for p in problems for x in labellings(p)]
     assert every
     problems = [p for p in problems if labellings(p)]

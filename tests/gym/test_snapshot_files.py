@@ -14,11 +14,11 @@ import pytest
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.__main__ import main
+from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.gym import problem_front as module
 from tapestry_egg.extract.gym.check_problem import row_costs
 from tapestry_egg.extract.gym.problem_front import problem_front
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.search.messages.dual import Cut
 from tapestry_egg.extract.search.worker import Searched
 from tapestry_egg.files import problem_file

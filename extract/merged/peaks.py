@@ -1,0 +1,286 @@
+"""Peaks: what a plan holds whose collectives are merged, in the order in which its units then run.
+
+What takes a merged copy waits for all that it is made with, and what it reads stays alive until
+then (`schedule/eager.py`). Arrays are those of the certificate (`extract/certify/buffers.py`). Most
+of them keep their place between the same units: where those that say how long a value is there come
+one after another as before, so does it. The others are worked out anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from itertools import pairwise
+
+import numpy as np
+
+from tapestry_egg.extract.certify.buffers import Lives
+from tapestry_egg.extract.certify.kernel_work import held_bytes, kernel_scratch, margin_bytes
+from tapestry_egg.extract.certify.merging import Key, copied_apart
+from tapestry_egg.extract.certify.moves import Move, copy_in_memory
+from tapestry_egg.extract.certify.results import in_places, may_have_places
+from tapestry_egg.extract.certify.verdict import Buffer, Copied
+from tapestry_egg.extract.problem.problem import Floats, Ints
+from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans.plan import Merged
+from tapestry_egg.schedule.eager import Orders
+
+from .members import Candidates, Member
+
+# Ticks of one unit where it is noted which unit a tick is of: no answer is so many ticks later.
+_APART = 8
+
+
+# What is true of units in whatever order they run, and takes long to find.
+_IN_ANY_ORDER = ("_fused", "_turned", "_renewing", "_cut_inside", "_rounds", "_doubled", "_given")
+
+
+class _InAnyOrder(Lives):
+    """Lives that know what does not depend on the order of units."""
+
+    def __init__(self, given: Lives) -> None:
+        for name in _IN_ANY_ORDER:
+            getattr(given, name)
+        self.__dict__.update(given.__dict__)
+        self._known, self._ends = {}, {}
+        self._passing: dict[int, bool]
+        self.__dict__.setdefault("_passing", {})
+        self.__dict__.pop("leaving", None)
+        if given.program.spans:  # what a loop begins with depends on the order
+            self.__dict__.pop("_renewed", None)
+
+    def _passes_on(self, u: int) -> bool:
+        if u not in self._passing:
+            self._passing[u] = super()._passes_on(u)
+        return self._passing[u]
+
+
+class _Reordered(_InAnyOrder):
+    """The lives of values where units run in another order: `place[u]` is that of unit u."""
+
+    def __init__(self, given: Lives, place: Sequence[int]) -> None:
+        super().__init__(given)
+        self.end, self._place = 2 * len(place) + 2, place
+
+    def tick(self, u: int) -> int:
+        return 2 * self._place[u]
+
+
+class _Noted(_InAnyOrder):
+    """The same lives, with the units on whose places each answer depends, and far between them."""
+
+    def __init__(self, given: Lives) -> None:
+        super().__init__(given)
+        self.end = _APART * (len(given.schedule.units) + 2)
+        self.seen: set[int] = set()
+        self._needs: dict[tuple[str, int], set[int]] = {}
+
+    def tick(self, u: int) -> int:
+        self.seen.add(u)
+        return _APART * (u + 1)
+
+    def _last_within(self, start: int, stop: int) -> int:
+        self._ends.clear()  # or it would not be noted again
+        return super()._last_within(start, stop)
+
+    def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+        key = (what, v)
+        if key not in self._known:
+            outer, self.seen = self.seen, set()
+            self._known[key] = work(v)
+            self._needs[key], self.seen = self.seen, outer
+        self.seen |= self._needs[key]
+        return self._known[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _Value:
+    """A value, the unit that makes it, who reads it, the copies that are made of it, and bytes of
+    its blocks."""
+
+    number: FlatId
+    unit: int
+    needs: Mapping[int, Sequence[Layout]]
+    back: Sequence[int]
+    copies: Sequence[tuple[Move, Copied]]
+    size: Callable[[Layout], float]
+    inside: Callable[[Layout], float]
+    late: bool
+
+
+class Peaks:
+    """What the plan of some candidates holds, whichever of these are merged."""
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.walk = walk = candidates.walk
+        self._orders = Orders(walk.program, walk.schedule.units)
+        self._members: dict[Key, tuple[Member, bool]] = {
+            m.key: (m, copied_apart(kind, 1.0, walk.target) > 0.0)
+            for kind, own in candidates.members.items()
+            for m in own
+        }
+        self._takers = {
+            key: (FlatId(m.move.value), self._operations(m.readers))
+            for key, (m, _) in self._members.items()
+        }
+        self._places = walk.target.reserves and may_have_places(walk.schedule, walk.target)
+        self._values = list(self._of_values())
+        self._number = {x.number: k for k, x in enumerate(self._values)}
+        self._note()
+
+    def profile(self, merged: Sequence[Merged]) -> Floats:
+        """[ticks]: bytes alive with some copies merged and no others.
+
+        Raises PlanError where some wait for each other.
+        """
+        together = [[self._takers[key] for key in keys] for keys in merged]
+        order = self._orders.taken(together)
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order))
+        lives = _Reordered(self._noted, place.tolist())
+        joined = self._joined(lives, merged)
+        anew = set(self._owner[place[self._before] > place[self._after]].tolist())
+        anew |= {self._number[FlatId(move.value)] for move in joined}
+        fresh = [(k, x) for k in anew for x in self._held(self._values[k], lives, joined)]
+        held = [x for _, x in fresh]
+        stays = ~np.isin(self._of, list(anew))
+        begin, end = (self._ticks(x[stays], place) for x in (self._begin, self._end))
+        amount = self._amount[stays]
+        if self._places:
+            kept = [self._buffers[k] for k in np.flatnonzero(stays).tolist()]
+            every = [
+                (v, replace(x, begin=int(a), end=int(b)))
+                for (v, x), a, b in zip(kept, begin, end, strict=True)
+            ]
+            # Of arrays that are alike that one takes a place which the certificate meets first.
+            every += held
+            number = np.array([*self._of[stays].tolist(), *(k for k, _ in fresh)])
+            unit = [*self._unit[stays].tolist(), *(self._values[k].unit for k, _ in fresh)]
+            turn = np.lexsort((number, number < 0, place[unit]))
+            every = [every[k] for k in turn.tolist()]
+            held, begin = in_places(every, lives.renewed, lives.end), begin[:0]
+            end, amount = end[:0], amount[:0]
+        begin = np.concatenate([begin, [x.begin for _, x in held]]).astype(np.int64)
+        end = np.concatenate([end, [x.end for _, x in held]]).astype(np.int64)
+        amount = np.concatenate([amount, [x.amount for _, x in held]])
+        change: Floats = np.bincount(begin, amount, lives.end + 1).astype(np.float64)
+        change -= np.bincount(np.clip(end, begin, lives.end), amount, lives.end + 1)
+        return np.cumsum(change)[:-1]
+
+    def _operations(self, readers: int) -> tuple[int, ...]:
+        """The operations of some units, a bit for each."""
+        units, of = self.walk.schedule.units, self.walk.program.operation_of
+        found: list[int] = []
+        while readers:
+            u = readers.bit_length() - 1
+            found += [of[i] for i in units[u].members]
+            readers ^= 1 << u
+        return tuple(found)
+
+    def _of_values(self) -> Sequence[_Value]:
+        walk = self.walk
+        moves: dict[int, list[Move]] = {}
+        for move in walk.moves:
+            moves.setdefault(move.value, []).append(move)
+        found: list[_Value] = []
+        for u, unit in enumerate(walk.schedule.units):
+            _, parts = kernel_scratch(unit, walk.program, walk.bodies, walk.mesh, walk.target)
+            for v in unit.outputs:
+                type_, windows = walk.program.types[v], walk.ground.windows.get(v, ())
+                inside = partial(held_bytes, type_, mesh=walk.mesh, tiles=walk.target.tiles)
+                size = cache(partial(inside, windows=windows))
+                copies = [(m, walk.copied(m)) for m in moves.get(v, ())]
+                needs, back = walk.readers(u, v)
+                found.append(_Value(v, u, needs, back, copies, size, cache(inside), parts > 0.0))
+        return found
+
+    def _joined(self, lives: Lives, merged: Sequence[Merged]) -> dict[Move, tuple[int, bool]]:
+        """Per merged copy the tick at which it is made, and whether apart from what it is of."""
+        found: dict[Move, tuple[int, bool]] = {}
+        for keys in merged:
+            own = [self._members[key] for key in keys]
+            made = max(lives.made(m.move.value) + 1 for m, _ in own)
+            at = max(made, min(_read_at(lives, m.move) for m, _ in own))
+            found.update({m.move: (at, apart) for m, apart in own})
+        return found
+
+    def _held(
+        self, x: _Value, lives: Lives, joined: Mapping[Move, tuple[int, bool]]
+    ) -> list[tuple[FlatId, Buffer]]:
+        """The arrays of a value and its copies."""
+        walk, copies = self.walk, list[Copied]()
+        for move, one in x.copies:
+            if move in joined:
+                at, apart = joined[move]
+                copies.append(replace(one, begin=at, at=at, joined=True, apart=apart))
+            else:
+                at = _read_at(lives, move)
+                begin = at if one.begin == one.at else min(at, lives.tick(one.begin // 2))
+                copies.append(replace(one, begin=begin, at=at))
+        have, left = walk.given[x.number], self._left(x.number, lives)
+        read = x.needs, x.back, copies, x.size, x.inside, x.late, left
+        return [(x.number, b) for b in lives.buffers(x.number, have, *read)]
+
+    def _left(self, v: FlatId, lives: Lives) -> int | None:
+        """As `Walk.held` has it, in another order."""
+        walk, known = self.walk, self.walk.ground.left.get(v)
+        if known is None:
+            return None
+        if walk.needed[walk.schedule.units[known.unit].root, 0] == walk.given[known.read]:
+            return None
+        return next((x.until for x in lives.leaving.values() if x.source == v), None)
+
+    def _note(self) -> None:
+        """Note of all arrays of what unit they are there from, until, and on what that depends."""
+        walk = self.walk
+        self._noted = lives = _Noted(walk.ground.lives)
+        self._buffers: list[tuple[FlatId, Buffer]] = []
+        of: list[int] = []
+        made: list[int] = []  # in which units
+        pairs: list[tuple[int, int, int]] = []
+        for k, x in enumerate(self._values):
+            lives.seen = set()
+            held = self._held(x, lives, {})
+            self._buffers += held
+            of += [k] * len(held)
+            made += [x.unit] * len(held)
+            units = sorted(lives.seen)
+            pairs += [(a, b, k) for a, b in pairwise(units)]
+        for u, unit in enumerate(walk.schedule.units):
+            scratch, parts = kernel_scratch(unit, walk.program, walk.bodies, walk.mesh, walk.target)
+            scratch += sum(margin_bytes(walk.margins.get(i, ())) for i in unit.members)
+            at = _APART * (u + 1) + 1
+            for amount, ticks in ((scratch, 1), (parts, 2)):
+                if amount:
+                    v = unit.outputs[0]
+                    one = Buffer(at, at + ticks, amount, walk.given[v], "scratch")
+                    self._buffers.append((v, one))
+            if u in walk.in_two:
+                more = _APART * (u + 1) - 2 * u
+                self._buffers += [
+                    (v, replace(b, begin=b.begin + more, end=b.end + more))
+                    for v, b in copy_in_memory(walk.ground, walk.in_two[u], walk.mesh)
+                ]
+            made += [u] * (len(self._buffers) - len(made))
+        self._of = np.array([*of, *[-1] * (len(self._buffers) - len(of))], dtype=np.int64)
+        self._unit = np.array(made, dtype=np.int64)
+        self._begin, self._end = (
+            np.array([getattr(x, name) for _, x in self._buffers], dtype=np.int64)
+            for name in ("begin", "end")
+        )
+        self._amount = np.array([x.amount for _, x in self._buffers])
+        self._before, self._after, self._owner = np.array(pairs, dtype=np.int64).reshape(-1, 3).T
+
+    def _ticks(self, noted: Ints, place: Ints) -> Ints:
+        """Ticks of another order, as the lives of values that were noted have them."""
+        units, rest = noted // _APART - 1, noted % _APART
+        inside = (units >= 0) & (units < len(place))
+        found = np.where(inside, 2 * place[np.where(inside, units, 0)] + rest, noted)
+        return np.where(units >= len(place), self.walk.ground.lives.end, found)
+
+
+def _read_at(lives: Lives, move: Move) -> int:
+    """As `Walk.read_at` has it, in another order."""
+    return lives.first_read(move.value) if move.unit < 0 else lives.read(move.unit, move.value)

@@ -1,0 +1,91 @@
+"""What plans hold whose collectives are merged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.results import may_have_places
+from tapestry_egg.extract.merged.peaks import Peaks
+from tapestry_egg.extract.merged.runs import Runs
+from tapestry_egg.plans.plan import Merged, Plan
+from tapestry_egg.schedule.of_plans import plan_schedule
+from tests.extract.test_merging import QUICK, counted, feedback, front_of
+from tests.extract.test_merging_runs import H100, front_over, in_runs, limits, one_by_one, runs_of
+
+pytestmark = pytest.mark.slow
+
+
+def in_loops(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """Sums along columns before a loop, after it, and of what it leaves."""
+
+    def once(carry: jax.Array, _: None) -> tuple[jax.Array, None]:
+        return jnp.tanh(jnp.cumsum(carry, 1)), None
+
+    one, other = jnp.cumsum(x, 1), jnp.cumsum(y, 1)
+    early = jnp.cumsum(lax.cumsum(one, 0), 1)
+    left, _ = lax.scan(once, jnp.sin(early), None, length=3)
+    return early, lax.cumsum(other, 0) + left, lax.cumsum(jnp.cumsum(other, 1), 0)
+
+
+@pytest.fixture(scope="module")
+def plans() -> list[Plan]:
+    """Plans whose new states are in the place of the old, and plans whose results have places."""
+    apart = replace(QUICK, merge=False)
+    found = [p for rows in (64, 256, 512) for p in front_of(rows, apart).plans]
+    found += front_of(2048, apart, weights=("x", None)).plans
+    for function in (one_by_one, in_loops):
+        found += front_over(function, ("x", None), *[(512, 512)] * 2).plans
+    return found
+
+
+def cuts(runs: Runs, plan: Plan) -> Iterator[tuple[Merged, ...]]:
+    yield ()
+    for limit in limits(plan):
+        for waits in (False, True):
+            yield runs.within(limit, waits).groups
+    for cut in runs.by_levels():
+        yield cut.groups
+    for own in runs.members.values():  # and some that no run is
+        yield from in_runs([m.key for m in own[:4]])
+
+
+def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
+    """At every tick, in whatever order their units run."""
+    moved = placed = looped = 0
+    for plan in plans:
+        runs = runs_of(plan)
+        peaks = Peaks(runs.candidates)
+        for groups in dict.fromkeys(cuts(runs, plan)):
+            try:
+                one, cost = counted(plan, groups)
+            except (PlanError, ExtractError):
+                with pytest.raises(PlanError):
+                    peaks.profile(groups)
+                continue
+            np.testing.assert_allclose(peaks.profile(groups), cost.profile, rtol=1e-9, atol=1.0)
+            moved += one.graph is not plan.graph
+            placed += may_have_places(runs.walk.schedule, runs.walk.target) and bool(groups)
+            looped += bool(runs.walk.program.spans) and bool(groups)
+    assert moved > 20 and placed > 3 and looped
+
+
+def test_the_ground_of_other_plans_stays_as_it_is(plans: list[Plan]) -> None:
+    """Lives in another order are told apart from those of the schedule that plans share."""
+    plan = plans[-1]
+    runs = runs_of(plan)
+    before = list(runs.walk.profile())
+    Peaks(runs.candidates).profile(runs.within(np.inf).groups)
+    fresh = Ground(plan_schedule(plan.body, feedback(plan)), H100)
+    values = range(len(fresh.program.types))
+    made = [v for v in values if v in fresh.lives.maker]
+    assert [runs.walk.ground.lives.death(v) for v in made] == [fresh.lives.death(v) for v in made]
+    assert list(runs.walk.profile()) == before
