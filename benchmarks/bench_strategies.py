@@ -194,7 +194,7 @@ def pinned_plans(
         ("seconds", "peak_bytes"),
         mesh_shapes=(baseline.mesh,),
         pins=baseline.pins,
-        settings=Settings(seconds=seconds, prices=4),
+        settings=Settings(seconds=seconds),
     )
     return front.best("seconds"), front.best("peak_bytes")
 

@@ -157,7 +157,7 @@ def _snapshot(path: str, document: Any, started: float, asked: Asked) -> Answer:
     problem = problem_file.read(document, path)
     left = _left(asked, started)
     tell = _teller(name) if asked.progress else None
-    front = problem_front(problem, name, left, asked.seed, tell, asked.gap, asked.patience)
+    front = problem_front(problem, name, left, tell, asked.gap, asked.patience)
     interrupted = INTERRUPTED in front.notes
     if asked.front:
         files = {f"{name}.front.json": json.dumps(front.document(), indent=1) + "\n"}

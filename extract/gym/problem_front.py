@@ -114,7 +114,6 @@ def problem_front(
     problem: Problem,
     name: str,
     seconds: float = 60.0,
-    seed: int = 0,
     tell: Callable[[str], None] | None = None,
     gap: float = 0.0,
     patience: float = math.inf,

@@ -25,7 +25,6 @@ _AMOUNTS = {
     "work": False,
     "seconds": False,
     "max_axes": False,
-    "seeds": False,
     "workers": False,
     "gap": True,
     "patience": True,
@@ -37,10 +36,9 @@ _AMOUNTS = {
 
 @dataclass(frozen=True)
 class Settings:
-    """How hard to work: units of `work` for the search over all mesh shapes, how many `prices` of
-    memory it tries first and `steps` at each, `max_axes` of a mesh at most (None: two, and three
-    where a machine's network has several dims and tables stay small), and budgets of the rules:
-    `algebra` on the program, `budget` on each mesh shape.
+    """How hard to work: units of `work` for the search over all mesh shapes, `max_axes` of a mesh
+    at most (None: two, and three where a machine's network has several dims and tables stay small),
+    and budgets of the rules: `algebra` on the program, `budget` on each mesh shape.
 
     Work is counted in what a search touches (rows, entries of tables, iterations of solvers): a
     unit, as in other solvers, is about what one processor does in a second, but the count, and with
@@ -52,17 +50,15 @@ class Settings:
 
     Other forms of the program share the work of the search: two that save more than the share
     `least_gain` of the seconds on one device, and whatever else the rules hold, as many as have
-    `forms` operations together; ways to compute places of it have 40 times that for all mesh shapes
-    together. At most `recompute` forms are searched that compute values of it a second time to hold
-    less memory; of 0, nor are values made again for some of their readers, as else in a few
-    programs of each form that fit among the `forms` operations. Programs whose batch can be split
-    over time are searched in `micro_batches` of it, too: in each of these numbers that divides it
-    (none: not at all), or in a few that are chosen by what they save on one device and by limits on
-    memory; so is, where memory is short, what computes values a second time. A search ends early
-    where every plan is within the share `gap` of its bound. Every mesh shape is searched from
-    `seeds` seeds, `seed` and those after it, on `workers` processors (None: all). Without `front`
-    only the fastest plan is looked for: among the plans of the form that takes least on one device,
-    and further only where that plan is not within the limits.
+    `forms` operations together. At most `recompute` forms are searched that compute values of it a
+    second time to hold less memory; of 0, nor are values made again for some of their readers, as
+    else in a few small programs of the fastest form. Programs whose batch can be split over time
+    are searched in `micro_batches` of it, too: in each of these numbers that divides it (none: not
+    at all), or in a few that are chosen by what they save on one device and by limits on memory; so
+    is, where memory is short, what computes values a second time. A search ends early where every
+    plan is within the share `gap` of its bound. It runs on `workers` processors (None: all).
+    Without `front` only the fastest plan is looked for: among the plans of the form that takes
+    least on one device, and further only where that plan is not within the limits.
 
     With `overlap` seconds are a longest path, in which collectives run beside kernels as far as the
     target's file lets them and their bytes are in memory from where they are issued; without it
@@ -75,8 +71,6 @@ class Settings:
     """
 
     seconds: float | None = None
-    prices: int = 16
-    steps: int = 4
     max_axes: int | None = None
     budget: Budget = field(default_factory=Budget)
     algebra: Budget = BUDGET
@@ -86,8 +80,6 @@ class Settings:
     micro_batches: tuple[int, ...] | None = None
     gap: float = 0.004
     patience: float = float("inf")
-    seed: int = 0
-    seeds: int = 1
     workers: int | None = None
     front: bool = True
     work: float | None = None

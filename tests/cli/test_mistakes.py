@@ -91,7 +91,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optimized(objectives=("seconds - joules - 1",)),
         "of a plan: -.*is not an amount",
     ),
-    "no seeds": (lambda: Settings(seeds=0), "seeds is 0"),
+    "no workers": (lambda: Settings(workers=0), "workers is 0"),
     "a negative gap": (lambda: Settings(gap=-0.1), "gap is -0.1.*0 or more"),
     "sizes for a mesh shape": (lambda: optimized(mesh_shapes=[(2,)]), "te.MeshShape"),
     "one rule book": (lambda: optimized(rules="mine.yaml"), r"rules=\['mine.yaml'\]"),

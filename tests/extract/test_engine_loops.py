@@ -56,7 +56,7 @@ def test_bounds_hold_at_any_prices_and_messages(seed: int) -> None:
     for n in range(3):
         net, state, byte, joule = priced(problem, seed + n)
         state.messages[:] = np.random.default_rng(n).normal(scale=10.0**n, size=len(state.messages))
-        bounds = sweeps.sweep(net, state, 10, -1.0)
+        bounds = sweeps.sweep(net, state, 10, -1.0, np.inf)
         least = min(priced_cost(problem, rows, byte, joule) for rows, *_ in found)
         assert len(bounds) == 20
         assert bounds.max() <= least + 1e-9 * (1.0 + abs(least))
@@ -68,7 +68,9 @@ def test_bounds_of_trees_are_exact_and_decoded(seed: int) -> None:
     problem = random_problem(seed, Shape(forbidden=0.0), tree=True)
     net, state, byte, joule = priced(problem, seed)
     least = min(priced_cost(problem, rows, byte, joule) for rows, *_ in labellings(problem))
-    assert sweeps.sweep(net, state, 5, 0.0).max() == pytest.approx(least, rel=1e-9, abs=1e-9)
+    assert sweeps.sweep(net, state, 5, 0.0, np.inf).max() == pytest.approx(
+        least, rel=1e-9, abs=1e-9
+    )
     rows = tuple(sweeps.decode(net, state).tolist())
     assert priced_cost(problem, rows, byte, joule) == pytest.approx(least, rel=1e-9, abs=1e-9)
 
@@ -77,7 +79,7 @@ def test_constants_of_other_magnitudes_do_not_round_a_bound() -> None:
     """Messages keep constants; what bytes alone cost would leave ones of 1e10 beside seconds."""
     problem = random_problem(7)
     net, state, *_ = priced(problem, 7)
-    expected = sweeps.sweep(net, state, 20, 0.0).max()
+    expected = sweeps.sweep(net, state, 20, 0.0, np.inf).max()
     for p in range(len(net.ends)):  # a constant that one end has, and the other lacks
         for end, sign in enumerate((1e10, -1e10)):
             begin = state.message[p, end]
@@ -126,7 +128,7 @@ def test_elimination_in_little_room_is_no_worse_than_what_it_begins_with(seed: i
 def test_a_core_costs_what_its_rows_cost_in_the_whole(seed: int) -> None:
     problem = random_problem(seed)
     net, state, byte, joule = priced(problem, seed)
-    sweeps.sweep(net, state, 3, 0.0)
+    sweeps.sweep(net, state, 3, 0.0, np.inf)
     rng = np.random.default_rng(seed)
     known = np.array([[rng.integers(0, len(v)) for v in problem.variables]], dtype=np.int64)
     kept = core.promising(net, sweeps.beliefs(net, state), 2, known)
@@ -142,7 +144,7 @@ def test_a_core_costs_what_its_rows_cost_in_the_whole(seed: int) -> None:
         assert one[:2] == pytest.approx(other[:2])
         assert one[2] == pytest.approx(other[2])
     there = set(map(tuple, _labellings_of(small, row_of)))
-    bound = sweeps.sweep(small, own, 5, 0.0).max()
+    bound = sweeps.sweep(small, own, 5, 0.0, np.inf).max()
     found = [rows for rows, *_ in labellings(problem) if rows in there]
     if found:
         least = min(priced_cost(problem, rows, byte, joule) for rows in found)

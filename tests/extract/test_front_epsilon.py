@@ -105,7 +105,7 @@ def test_bytes_alone_bound_every_peak(seed: int, more: int) -> None:
     state = state_of(net)
     until = np.concatenate(([0.0], np.cumsum(weights / weights.sum())))
     sweeps.price(net, state, 0.0, 0.0, until, 1e4)
-    bounds = sweeps.sweep(net, state, 4, -1.0)
+    bounds = sweeps.sweep(net, state, 4, -1.0, np.inf)
     assert bounds.max() <= min(peak for _, peak, _ in every) * (1 + 1e-9)
 
 

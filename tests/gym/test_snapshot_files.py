@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,11 @@ import pytest
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.engine.archive import Archive, Candidate
+from tapestry_egg.extract.engine.archive import Archive, Candidate, Cut
 from tapestry_egg.extract.gym import problem_front as module
 from tapestry_egg.extract.gym.check_problem import row_costs
 from tapestry_egg.extract.gym.problem_front import problem_front
 from tapestry_egg.extract.problem.problem import Problem
-from tapestry_egg.extract.search.messages.dual import Cut
-from tapestry_egg.extract.search.worker import Searched
 from tapestry_egg.files import problem_file
 from tests.extract.random_problems import cost, random_problem
 
@@ -123,11 +122,13 @@ def test_the_checker_agrees_with_an_evaluation_time_by_time(seed: int) -> None:
 def found_by_a_search(costs: tuple[float, float, float], bound: float) -> Any:
     """A stand-in for the search of SMALL that found rows (0, 0) and proved a bound."""
     archive = Archive([Candidate(np.array([0, 0]), *costs)], [Cut(bound, 0.0, 0.0, np.inf)])
-    return lambda *_: Searched([archive])
+    return lambda *_, **of: SimpleNamespace(
+        searches=[SimpleNamespace(archive=archive)], run=lambda: None
+    )
 
 
 def test_bounds_are_those_that_were_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "search_all", found_by_a_search((4.0, 10.0, 2.0), 3.0))
+    monkeypatch.setattr(module, "Race", found_by_a_search((4.0, 10.0, 2.0), 3.0))
     front = problem_front(problem_file.read(SMALL), "two", 1.0)
     assert front.points[0].bound == pytest.approx(3.0) and front.epsilon == pytest.approx(1 / 3)
     assert not front.exact
@@ -140,7 +141,7 @@ def test_bounds_are_those_that_were_proved(monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_search_that_is_wrong_is_found_out(
     monkeypatch: pytest.MonkeyPatch, costs: Any, bound: float, what: str
 ) -> None:
-    monkeypatch.setattr(module, "search_all", found_by_a_search(costs, bound))
+    monkeypatch.setattr(module, "Race", found_by_a_search(costs, bound))
     with pytest.raises(ExtractError, match=what):
         problem_front(problem_file.read(SMALL), "two", 1.0)
 

@@ -12,8 +12,7 @@ import tapestry_egg as te
 from models import mlp
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.verdict import Certificate
-from tapestry_egg.extract.engine.archive import Candidate
-from tapestry_egg.extract.search.settling import Limits
+from tapestry_egg.extract.engine.archive import Candidate, Limits
 from tapestry_egg.machine.objectives import (
     COSTS,
     OBJECTIVES_BY_NAME,

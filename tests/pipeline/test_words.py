@@ -29,7 +29,7 @@ from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Budget, saturate
 from tests.machine.test_mesh_contract import blocks_of
 
-QUICK = Settings(work=0.5, prices=2, algebra=replace(Settings().algebra, iterations=0), recompute=0)
+QUICK = Settings(work=0.5, algebra=replace(Settings().algebra, iterations=0), recompute=0)
 
 
 def user_mesh(
