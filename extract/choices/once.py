@@ -34,8 +34,8 @@ class Once:
 
     The identity of an array is its name, not its content: whoever asks with the same array gets the
     same array back, and so all that follows from equal layers is made once, and is recognised as
-    equal by identity again (`extract/search/messages/pricing.py`). To compare contents would be to
-    read every table. A key holds on to its objects: an identity is a name only as long as its
+    equal by identity again (`extract/engine/network.py`). To compare contents would be to read
+    every table. A key holds on to its objects: an identity is a name only as long as its
     object is alive.
     """
 

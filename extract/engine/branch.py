@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.problem.chains import longest
+from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .chains import longest
-from .compiled import compiled
 from .network import Network, State
 from .sweeps import beliefs, decode, evaluate, price, sweep
 

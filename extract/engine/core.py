@@ -10,9 +10,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .compiled import compiled
 from .network import Network, State
 from .sweeps import least
 

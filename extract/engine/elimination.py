@@ -13,9 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .compiled import compiled
 from .network import Network, State, starts
 from .sweeps import least
 

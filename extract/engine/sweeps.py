@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .compiled import compiled
 from .network import Network, State
 
 

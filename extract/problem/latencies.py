@@ -22,8 +22,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tapestry_egg.extract.engine.chains import longest
-
 from .timeline import Floats, Ints
 
 #: The event that latencies are taken away at, before those of reads.
@@ -60,5 +58,7 @@ class Latencies:
 
     def _longest(self, latencies: Floats) -> tuple[float, Floats]:
         """The latencies along the longest chain, and which reads it is made of, as 0 and 1."""
+        from .chains import longest  # numba takes long to import
+
         length, path = longest(self.maker, self.reader, self.units, latencies)
         return float(length), path

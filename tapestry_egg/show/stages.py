@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tapestry_egg.columns import columns
 from tapestry_egg.errors import GraphError
@@ -33,9 +33,6 @@ from tapestry_egg.shard.encode import Encoding
 from tapestry_egg.shard.strategies import Saturated, StrategyRow
 
 from .text import graph_text
-
-if TYPE_CHECKING:
-    from tapestry_egg.pipeline.state import Network
 
 
 def stage_text(name: str, value: Any) -> str:
@@ -70,7 +67,7 @@ def unit_line(schedule: Schedule, u: int) -> str:
     return f"  u{u} {kernels}: {', '.join(filter(None, ends))}"
 
 
-def _networks(networks: Sequence[Network]) -> Iterator[str]:
+def _networks(networks: Sequence[Any]) -> Iterator[str]:
     for n in networks:
         every = ("encoding", "strategies", "choices", "problem", "search")
         known = ", ".join(k for k in every if getattr(n, k) is not None)
@@ -246,7 +243,7 @@ def _schedules_of(schedule: Schedule, asked: Asked) -> Iterator[str]:
     yield from (unit_line(schedule, u).strip() for u in units)
 
 
-def _networks_of(network: Network, asked: Asked) -> Iterator[str]:
+def _networks_of(network: Any, asked: Asked) -> Iterator[str]:
     yield f"{network}:"
     yield from _schedules_of(network.schedule, asked)
 

@@ -34,7 +34,7 @@ DATA_PARALLEL, FULLY_SHARDED = "data parallel", "fully sharded"
 #: Layouts of arguments by path: for each dim the axis that cuts it.
 Layouts = Mapping[str, tuple[str | None, ...]]
 
-# Plans of a front that differ by less are one point of it (`extract/search/archive.py`).
+# Plans of a front that differ by less are one point of it (`extract/engine/archive.py`).
 _STEP = 1.01
 
 _LEGEND = (

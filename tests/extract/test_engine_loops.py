@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 
-from tapestry_egg.extract.engine import branch, chains, core, elimination, moves, sweeps
+from tapestry_egg.extract.engine import branch, core, elimination, moves, sweeps
 from tapestry_egg.extract.engine.network import Network, State, network_of, state_of
+from tapestry_egg.extract.problem import chains
 from tapestry_egg.extract.problem.problem import Problem
 from tests.extract.random_problems import Shape, cost, labellings, random_problem, seeds
 

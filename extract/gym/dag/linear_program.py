@@ -146,7 +146,7 @@ class LinearProgram:
         from scipy.optimize import Bounds, LinearConstraint, linprog
         from scipy.sparse import csr_matrix
 
-        from tapestry_egg.extract.gym.mixed_integer import milp
+        from tapestry_egg.extract.gym.choices.mixed_integer import milp
 
         start, columns, values, low, high = _flat(self.rows)
         matrix = csr_matrix((values, columns, start), shape=(len(self.rows), len(self.cost)))

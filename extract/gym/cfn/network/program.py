@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.extract.gym.mixed_integer import milp
+from tapestry_egg.extract.gym.choices.mixed_integer import milp
 
 from .network import Floats, Ints, Network, offsets, ranges
 

@@ -1,7 +1,7 @@
 """Compiled loops: numba, with its cache wherever one can be written.
 
 A function that is decorated here is compiled at its first call and kept on disk for the next run.
-Nothing outside this folder imports numba.
+Nothing else imports numba, and no module imports this one before there is a problem to search.
 """
 
 from __future__ import annotations

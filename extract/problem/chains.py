@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from tapestry_egg.extract.problem.timeline import Floats, Ints
-
 from .compiled import compiled
+from .timeline import Floats, Ints
 
 
 @compiled
