@@ -246,7 +246,7 @@ class Search:
         labellings."""
         whole = self.all
         belief = sweeps.beliefs(whole.net, whole.state)
-        some = np.array([*known]).reshape(-1, len(whole.net.row) - 1).astype(np.int64)
+        some = np.array([*known], dtype=np.int64).reshape(len(known), len(whole.net.row) - 1)
         kept = core.promising(whole.net, belief, _CORE, some)
         self.work.add_units(whole.sweeping)
         return Part(*core.restrict(whole.net, whole.state, kept))

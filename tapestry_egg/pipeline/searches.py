@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import le
 from typing import TYPE_CHECKING
 
 from tapestry_egg.extract.engine.archive import Limits, so_far
@@ -60,7 +61,7 @@ def search_networks(state: State) -> State:
         heeded(q),
         report=lambda _: _report(state, begun),
         devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
-        within=_within(state.networks),
+        within=_within(q, state.networks),
     )
     try:
         found.run()
@@ -76,7 +77,7 @@ def search_networks(state: State) -> State:
     left = [s for s in q.words.unsearched if s not in {n.mesh for n in state.networks}]
     searched = [n for k, n in enumerate(state.networks) if k in found.begun]
     unsearched = [n for k, n in enumerate(state.networks) if k not in found.begun]
-    done = replace(state, networks=_covered(searched), interrupted=interrupted).saying(
+    done = replace(state, networks=_covered(q, searched), interrupted=interrupted).saying(
         *omissions.of_searched(searched),
         *omissions.of_search(found, interrupted),
         *omissions.of_networks(unsearched),
@@ -92,22 +93,38 @@ def search_networks(state: State) -> State:
     return _for_traffic(done) if "traffic" in finders and not interrupted else done
 
 
-def _covered(networks: Sequence[Network]) -> tuple[Network, ...]:
-    """The networks that have a plan; what those on meshes of one axis prove counts only where there
-    is none of the same form on a mesh of several axes: that has all layouts that they have."""
+def _covered(q: Question, networks: Sequence[Network]) -> tuple[Network, ...]:
+    """The networks that have a plan, each with whether another has all of its plans."""
     found = [n for n in networks if n.search is not None and n.search.archive.candidates]
-    within = _within(found)
+    within = _within(q, found)
     return tuple(replace(n, covered=k in within) for k, n in enumerate(found))
 
 
-def _within(networks: Sequence[Network]) -> frozenset[int]:
-    """The networks on meshes of one axis of whose form there is one on a mesh of several."""
-    several = {(n.number, n.mesh.devices) for n in networks if len(n.mesh.sizes) > 1}
+def _within(q: Question, networks: Sequence[Network]) -> frozenset[int]:
+    """The networks on meshes of one axis of whose form there is one on a mesh of several, which has
+    all layouts that they have: not where pins name axes, as these are other ones on every mesh, nor
+    where budgets left more out there."""
+    if q.words.said and q.words.fixed.contract is None:
+        return frozenset()
+    several: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    for n in networks:
+        if len(n.mesh.sizes) > 1:
+            several.setdefault((n.number, n.mesh.devices), []).append(_left_out(n))
     return frozenset(
         k
         for k, n in enumerate(networks)
-        if len(n.mesh.sizes) == 1 and (n.number, n.mesh.devices) in several
+        if len(n.mesh.sizes) == 1
+        for others in [several.get((n.number, n.mesh.devices), [])]
+        if any(all(map(le, other, _left_out(n))) for other in others)
     )
+
+
+def _left_out(network: Network) -> tuple[int, ...]:
+    """Of how many kernels and values budgets left something out, by what it is."""
+    choices, problem = network.choices, network.problem
+    assert choices is not None and problem is not None, "it was posed"
+    copies = problem.fewer_endings, problem.fewer_copies, problem.spared
+    return *choices.truncated, choices.uncombined, *copies
 
 
 def effort(q: Question) -> Effort:
