@@ -170,7 +170,7 @@ class Front:
         """The plans of two fronts that no plan of either dominates, named anew.
 
         The fronts are of one program for one target in the same objectives, found for example from
-        other rules, mesh shapes or seeds. Bounds and `epsilon` then hold for what both searched.
+        other rules or mesh shapes. Bounds and `epsilon` then hold for what both searched.
         Raises ExtractError for other fronts.
         """
         for what in ("graph_name", "target", "objectives"):
@@ -184,10 +184,11 @@ class Front:
         for mine, front in ((self, other), (other, self)):
             for p in mine.plans:
                 bound = min(p.bound, front.least_seconds(p))
+                # What is less may be of plans of the other front whose collectives are apart.
+                merged_too = p.merged_too and all(q.merged_too for q in front.plans)
                 same = replace(p, name="", bound=0.0, merged_too=False)
-                if all(same != replace(q, name="", bound=0.0) for q in plans):
-                    # What the other front knows is of plans whose collectives are apart.
-                    plans.append(replace(p, bound=bound, merged_too=False))
+                if all(same != replace(q, name="", bound=0.0, merged_too=False) for q in plans):
+                    plans.append(replace(p, bound=bound, merged_too=merged_too))
         values = [tuple(value(p, k) for k in self.objectives) for p in plans]
         kept = [
             p

@@ -109,11 +109,13 @@ def _bounded(
     grounds: dict[int, Ground] | None = None,
 ) -> Plan:
     """A candidate's plan, with what its rivals have proven for what it holds: no plan holds less
-    than its problem counts, and this one may hold more."""
+    than its problem counts, and this one may hold more. What is proven of sums of seconds holds
+    however collectives are merged, but not what is proven of longest paths."""
     plan = make_plan(assembled, candidate, name, 0.0, grounds)
     peak = max(candidate.peak, float(plan.costs.peak_bytes))
-    bound = least_seconds(rivals, peak, candidate.joules)
-    plan = replace(plan, bound=_checked(bound, candidate.seconds))
+    bound = _checked(least_seconds(rivals, peak, candidate.joules), candidate.seconds)
+    apart = any(r.assembled.problem.timeline is not None for r in rivals)
+    plan = replace(plan, bound=bound, merged_too=not apart)
     choices = assembled.choices
     if not choices.target.operands:
         return plan

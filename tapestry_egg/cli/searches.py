@@ -98,9 +98,6 @@ def optimize(
     patience: Annotated[
         float | None, typer.Option(min=0.0, help="Stop after so many seconds without gain.")
     ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(min=1, help="Searches of each mesh shape, from other seeds.")
-    ] = None,
     workers: Workers = None,
     cluster: Cluster = "",
     report: Annotated[
@@ -146,7 +143,6 @@ def optimize(
         seconds,
         gap,
         patience,
-        seeds,
         work,
         max_axes,
         numerics,

@@ -62,7 +62,6 @@ class BatchRequest:
     seconds: float | None = None
     gap: float | None = None
     patience: float | None = None
-    seeds: int | None = None
     work: float | None = None
     max_axes: int | None = None
     numerics: str = "reorders"
@@ -79,7 +78,7 @@ class BatchRequest:
         """The settings of the pipeline, for a search on so many processors."""
         from .settings import Settings
 
-        fields = ("seconds", "gap", "patience", "seeds", "work", "max_axes", "overlap")
+        fields = ("seconds", "gap", "patience", "work", "max_axes", "overlap")
         asked = {k: getattr(self, k) for k in fields}
         return Settings(workers=workers, **{k: v for k, v in asked.items() if v is not None})
 

@@ -446,9 +446,8 @@ class Plan:
     def is_proven(self) -> bool:
         """Whether `bound` is proven.
 
-        Where collectives are merged, which is done after the search, it is what no plan takes less
-        than however merged, and proven; or it is that of the plan before, less what merging saves
-        there, where that is more: of other plans merging may save more.
+        Where collectives are merged, which is done after the search, it is if it holds however
+        that is done: but not where collectives run beside kernels.
         """
         return self.bound > 0 and (self.merged_too or not self.body.merged)
 

@@ -110,7 +110,7 @@ def plan_text(
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {plan.gap_shown}" if plan.bound else "-"
     if plan.bound and not plan.is_proven:
-        bound += " (before collectives are merged, less what that saves here: no proof)"
+        bound += " (of plans that merge no collectives: no proof)"
     numbers.insert(1, ("proven bound" if plan.is_proven or not plan.bound else "bound", bound))
     if plan.costs.flops and plan.costs.seconds:
         k = next(k for k, o in enumerate(COSTS) if o.name == "flops") + 1

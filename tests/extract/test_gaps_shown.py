@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.files.files import load, save
-from tapestry_egg.quantities import TIME
 from tapestry_egg.show.text import plan_text
 
 ROWS = jax.ShapeDtypeStruct((8192, 1024), jnp.float32)
@@ -30,21 +30,21 @@ def step(w: Any, x: jax.Array, y: jax.Array) -> Any:
 
 
 @pytest.mark.slow
-def test_bounds_of_merged_plans_are_proven_where_they_hold_however_merged(tmp_path: Path) -> None:
+def test_bounds_of_merged_plans_are_proven(tmp_path: Path) -> None:
+    """As they hold however collectives are merged; one that does not has its mark."""
     front = te.optimize(te.trace(step, WEIGHTS, ROWS, ROWS), "h100:8", settings=te.Settings(work=1))
+    assert all(p.is_proven for p in front)
+    (first, *others) = front.plans
+    front = replace(front, plans=(replace(first, merged_too=False), *others))
     lines = {line.split()[0]: line for line in str(front).splitlines() if line}
-    assert {p.is_proven for p in front} == {True, False}
-    least = front.plans[0].bound  # of the fastest, which the line below the table tells
-    assert f"no plan takes less than {TIME.format(least)}" in str(front)
-    assert front.plans[0].body.merged and front.plans[0].is_proven
+    assert first.body.merged and any(p.body.merged for p in others)
     save(front, tmp_path / "step.front.json")
     again = load(tmp_path / "step.front.json")
     assert isinstance(again, te.Front)
     assert [p.is_proven for p in again] == [p.is_proven for p in front]
-    assert not any(p.is_proven for p in front.merge(again) if p.body.merged)
+    assert [p.is_proven for p in front.merge(again)] == [p.is_proven for p in front]
     for plan in front:
-        merged = any(c.merged for c in plan.collectives)
-        open_ = merged and plan.bound > least * (1 + 1e-4)
+        open_ = plan is front.plans[0]
         assert plan.is_proven != open_
         assert lines[plan.name].split()[-1] == f"{'~' if open_ else ''}{plan.gap:.2%}"
         said = next(x for x in plan_text(plan).splitlines() if "gap" in x)
