@@ -30,7 +30,8 @@ class Network(NamedTuple):
 
     The times after the first `moments` are events, and amounts there are seconds: those of a
     timeline, where collectives run beside kernels; or latencies that merging may take away, first
-    all of them, then those of each read, from the unit `maker` to the unit `reader` (`extract/problem/chains.py`).
+    all of them, then those of each read, from the unit `maker` to the unit `reader`
+    (`extract/problem/chains.py`).
     """
 
     row: Ints  # [variables + 1]
