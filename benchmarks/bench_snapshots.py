@@ -20,7 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -118,14 +118,56 @@ def alpa(choices: UnitChoices) -> Problem:
                 else:
                     pairs.append(Pair(u, r, have, need, cost, np.zeros_like(cost)))
         variables.append(Variable(f"unit {u}", seconds, np.zeros(len(rows))))
-    return Problem(tuple(variables), merge_parallel(pairs), 1, np.zeros(1))
+    return Problem(tuple(variables), merge_parallel(pairs), 1)
+
+
+def program_of(problem: Problem) -> dict[str, Any]:
+    """The least seconds of a problem as an integer program: one column for each row of a variable
+    and for each legal pair of labels, as `milp` takes it."""
+    from scipy.optimize import Bounds, LinearConstraint
+    from scipy.sparse import coo_matrix
+
+    cost: list[float] = []
+    entries: list[tuple[int, int, float]] = []  # (constraint, column, factor)
+    right: list[float] = []
+
+    def columns(seconds: np.ndarray) -> np.ndarray:
+        """A column for each entry; none, as -1, where it is forbidden."""
+        legal = np.isfinite(seconds)
+        found = np.full(seconds.shape, -1)
+        found[legal] = np.arange(len(cost), len(cost) + int(legal.sum()))
+        cost.extend(seconds[legal].tolist())
+        return found
+
+    rows = [columns(v.seconds) for v in problem.variables]
+    for own in rows:  # one row of each
+        entries += [(len(right), k, 1.0) for k in own[own >= 0].tolist()]
+        right.append(1.0)
+    for p in problem.pairs:  # rows of a label are as many as its pairs
+        table = columns(p.seconds)
+        for v, label, pairs in ((p.a, p.label_a, table), (p.b, p.label_b, table.T)):
+            for k, mine in enumerate(pairs):
+                own = rows[v][label == k]
+                entries += [(len(right), c, 1.0) for c in own[own >= 0].tolist()]
+                entries += [(len(right), c, -1.0) for c in mine[mine >= 0].tolist()]
+                right.append(0.0)
+    where, column, factor = zip(*entries, strict=True)
+    matrix = coo_matrix((factor, (where, column)), shape=(len(right), len(cost)))
+    # Marginals of pairs are whole numbers where rows are.
+    whole = np.zeros(len(cost))
+    whole[: sum(int((own >= 0).sum()) for own in rows)] = 1
+    return {
+        "c": np.array(cost),
+        "constraints": LinearConstraint(matrix.tocsr(), right, right),
+        "integrality": whole,
+        "bounds": Bounds(0.0, 1.0),
+    }
 
 
 def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     """Search the front of one depth and print its line."""
+    from tapestry_egg.extract.engine.race import Effort, race
     from tapestry_egg.extract.problem.assemble import assemble
-    from tapestry_egg.extract.search.settling import Effort
-    from tapestry_egg.extract.search.worker import search_all
 
     choices = choices_of(layers, size)
     begin = time.perf_counter()
@@ -133,7 +175,7 @@ def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     made = time.perf_counter() - begin
     entries = sum(p.seconds.size for p in problem.pairs)
     effort = Effort(seconds=seconds - made, gap=gap)
-    (archive,) = search_all([problem], effort).archives
+    (archive,) = race([problem], effort)
     took = time.perf_counter() - begin
     gaps = [
         c.seconds / max(archive.bound(c.peak, c.joules), archive.bound(c.peak, np.inf)) - 1.0
@@ -153,28 +195,29 @@ def front(layers: int, size: Size, seconds: float, gap: float) -> None:
 
 def beside_alpa(layers: int, size: Size, runs: int, seconds: float) -> None:
     """The fastest plan by both, interleaved, and a line of medians."""
+    from scipy.optimize import milp
+
+    from tapestry_egg.extract.engine.race import Effort, race
     from tapestry_egg.extract.problem.assemble import assemble
-    from tapestry_egg.extract.search import exact
-    from tapestry_egg.extract.search.search import Search
-    from tapestry_egg.extract.search.settling import Effort
 
     choices = choices_of(layers, size)
     ours, theirs = [], []
     for _ in range(runs):
         begin = time.perf_counter()
-        search = Search(assemble(choices).problem, Effort(seconds=seconds))
-        best = search.fastest()
-        bound = search.archive.bound(np.inf, np.inf)
+        (archive,) = race([assemble(choices).problem], Effort(seconds=seconds, front=False))
+        best = min(archive.candidates, key=lambda c: c.costs)
+        bound = archive.bound(np.inf, np.inf)
         ours.append(time.perf_counter() - begin)
         begin = time.perf_counter()
         problem = alpa(choices)
-        found = exact.solve(problem, np.inf, seconds)
+        asked = program_of(problem)
+        found = milp(**asked, options={"time_limit": seconds, "mip_rel_gap": 1e-4})
         theirs.append(time.perf_counter() - begin)
-    value = problem.evaluate(found.rows)[0] if found.rows is not None else float("inf")
-    columns = sum(len(v) for v in problem.variables) + sum(p.seconds.size for p in problem.pairs)
+    value = float("inf") if found.x is None else found.fun
+    columns = len(asked["c"])
     print(
         f"{layers:6} {1e3 * best.seconds:11.4f} {100 * (best.seconds / bound - 1):7.3f}% "
-        f"{median(ours):8.1f} {1e3 * value:11.4f} {1e3 * found.bound:11.4f} {columns:10} "
+        f"{median(ours):8.1f} {1e3 * value:11.4f} {1e3 * found.mip_dual_bound:11.4f} {columns:10} "
         f"{median(theirs):8.1f} {median(theirs) / median(ours):7.1f}",
         flush=True,
     )
