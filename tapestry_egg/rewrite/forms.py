@@ -89,7 +89,7 @@ def forms(
         return (faster.given,)
     beside = room if ways is None else ways
     if not room or folded:
-        found = _of_layers(held, faster, beside if room else 0)
+        found = _of_layers(held, faster, beside if room else 0, unseen=room > 0)
     elif region:
         found = _of_region(held, faster)
     else:
@@ -281,15 +281,15 @@ def _told(given: Form, **changes: Any) -> Form:
     return replace(given, left=replace(given.left, **changes))
 
 
-def _of_layers(held: _Held, faster: _Faster, room: int) -> tuple[Form, ...]:
+def _of_layers(held: _Held, faster: _Faster, room: int, unseen: bool) -> tuple[Form, ...]:
     """The forms of a program whose equal layers are folded, or one of which only those are wanted
-    that take less on one device."""
+    that take less on one device: others are `unseen` where they are wanted, too."""
     graph, folded, merged = held.graph, held.folded, None
     patches = Patches(graph, held.inner.inner).within(room)
     if folded and room >= (1 + _WAYS) * len(held.small.operations) and not held.inner.inner:
         patches, merged = _places_of_layers(held, folded, room)
     left = faster.given.left.forms + patches.left
-    told = _told(faster.given, forms=left, unseen=room > 0)
+    told = _told(faster.given, forms=left, unseen=unseen)
     if patches and merged is None:
         return (replace(told, patches=patches), *faster.forms)
     extra = [replace(merged, patches=patches)] if patches and merged else []

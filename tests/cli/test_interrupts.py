@@ -117,7 +117,7 @@ def test_a_search_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
 @pytest.mark.long
 def test_a_demo_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
     said = interrupted(
-        begun("-m", "tapestry_egg", "demo", "--out", "out", folder=tmp_path), "search_problems: "
+        begun("-m", "tapestry_egg", "demo", "--out", "out", folder=tmp_path), "search_networks: "
     )
     assert INTERRUPTED in said and said.endswith("error: interrupted\n")
     front = te.load(tmp_path / "out" / "gpt2.front.json")
