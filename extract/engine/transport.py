@@ -1,12 +1,6 @@
-"""Problems and archives as bytes: what travels between a search and whoever asked for it.
-
-Both are plain arrays in the form of an `.npz` file, in which nothing can execute.
-"""
+"""Problems and archives as named arrays, without objects that could execute."""
 
 from __future__ import annotations
-
-import io
-from collections.abc import Mapping
 
 import numpy as np
 
@@ -15,19 +9,6 @@ from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Varia
 from tapestry_egg.extract.problem.timeline import Timeline
 
 from .archive import Archive, Candidate, Cut, Prices
-
-
-def packed(arrays: Mapping[str, np.ndarray]) -> bytes:
-    """Named arrays as the bytes of an `.npz` file."""
-    out = io.BytesIO()
-    np.savez(out, **dict(arrays))  # type: ignore[arg-type]
-    return out.getvalue()
-
-
-def unpacked(data: bytes) -> dict[str, np.ndarray]:
-    """The arrays of `packed`."""
-    with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
-        return dict(arrays)
 
 
 def problem_arrays(p: Problem) -> dict[str, np.ndarray]:

@@ -13,10 +13,8 @@ import pytest
 
 from tapestry_egg.extract.engine.race import Effort, race
 from tapestry_egg.extract.engine.transport import (
-    packed,
     problem_arrays,
     problem_from,
-    unpacked,
 )
 from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
 from tapestry_egg.extract.problem.timeline import Timeline
@@ -139,7 +137,7 @@ def test_bounds_hold_and_the_best_is_found(problems: int = 60) -> None:
 
 def test_a_problem_with_a_timeline_travels() -> None:
     problem = random_problem(np.random.default_rng(3))
-    other = problem_from(unpacked(packed(problem_arrays(problem))))
+    other = problem_from(problem_arrays(problem))
     rows = np.zeros(len(problem.variables), dtype=np.int64)
     assert other.timeline is not None and problem.timeline is not None
     assert other.lengths(rows).tolist() == problem.lengths(rows).tolist()
