@@ -4,14 +4,15 @@ Collectives of one kind over the same devices that need not wait for each other 
 their bytes, and one its latency. What they are made of then waits for the last of it, and what
 reads them comes later, so a plan gets faster and may hold more. A search counts a labelling as if
 it were merged as far as dependences allow (`extract/problem/latencies.py`); here it is merged, and
-counted exactly. Which copies may be one within a limit on memory is told beforehand
-(`extract/merged/runs.py`), and those plans are made that a front would show.
+counted exactly. What a plan then holds is told beforehand (`extract/merged/peaks.py`), and those
+plans are made that a front would show.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -19,9 +20,8 @@ from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.engine.archive import Candidate, shown
-from tapestry_egg.extract.merged.members import Candidates
+from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.extract.merged.peaks import Peaks
-from tapestry_egg.extract.merged.runs import Cut, Runs
 from tapestry_egg.extract.problem.problem import Floats
 from tapestry_egg.machine.energy import idle_joules
 from tapestry_egg.machine.objectives import PEAK_BYTES, Objective
@@ -38,6 +38,9 @@ LEAST = 0.01
 
 # Operations that all labellings have together that are looked at; the first is in any case.
 _MOST_SEEN = 60_000
+
+# Collectives that are merged or not one by one: those that save most.
+_MOST_GROUPS = 16
 
 # Rounded, so much is within a limit as well.
 _JUST = 1.0 + 1e-9
@@ -81,6 +84,15 @@ def merged_plans(plan: Plan, ground: Ground, feedback: Mapping[int, int]) -> lis
     found = [_made(plan, cut.groups, ground, feedback) for cut in _cuts(plan, candidates)]
     kept = [one for one in found if one is not None]
     return sorted(kept, key=lambda one: (one.costs.seconds, one.costs.peak_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Copies of a plan that are merged, the seconds that this saves, and the peak that it has."""
+
+    groups: tuple[Merged, ...]
+    saved: float
+    peak: float
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,10 +153,17 @@ class _Merging:
             ground = grounds.setdefault(id(choices.schedule), ground)
             candidates = _candidates(plan, ground)
             if candidates is not None:
-                own = [_Way(plan, ground, x) for x in _cuts(plan, candidates) if x.peak <= most]
+                worth = partial(self._worth_cutting, told, plan)
+                cuts = _cuts(plan, candidates, worth)
+                own = [_Way(plan, ground, x) for x in cuts if x.peak <= most]
                 told += [_told(plan, x.cut, self.machine) for x in own]
                 found += own
         return found, left
+
+    def _worth_cutting(
+        self, known: Sequence[tuple[float, float, float]], plan: Plan, cut: Cut
+    ) -> bool:
+        return _worth(known, _told(plan, cut, self.machine))
 
     def _likely(self, most: float) -> list[tuple[NetworkResult, Candidate]]:
         """The labellings that a front would show if all were merged as far as dependences allow,
@@ -177,30 +196,37 @@ def _shown(costs: Floats, first: int) -> list[int]:
     return [k for k in shown(costs) if k >= first]
 
 
-def _cuts(plan: Plan, candidates: Candidates) -> list[Cut]:
+def _cuts(
+    plan: Plan, candidates: Candidates, worth: Callable[[Cut], bool] = lambda _: True
+) -> list[Cut]:
     """Ways to merge that save a share worth telling, each with the peak that the plan then has;
-    those first that save most."""
-    runs, peaks = Runs(candidates), Peaks(candidates)
-    ways = [runs.within(np.inf), runs.within(np.inf, waits=False), *runs.by_levels()]
+    those first that save most. Fewer and fewer of the most that may be merged are tried if that is
+    `worth` it as long as the peak stays."""
+    peaks = Peaks(candidates)
     found: dict[frozenset[Merged], Cut] = {}
-    for cut in ways:
-        if frozenset(cut.groups) not in found:
-            found[frozenset(cut.groups)] = replace(cut, peak=_held(peaks, cut.groups))
+    for waits in (True, False):
+        for which in WHICH:
+            groups, saved = candidates.groups(which, waits)
+            if frozenset(groups) not in found:
+                found[frozenset(groups)] = Cut(groups, saved, _held(peaks, groups))
     most = max(found.values(), key=lambda cut: cut.saved)
-    if most.peak > plan.costs.peak_bytes * _JUST:
-        found |= {frozenset(x.groups): x for x in _grown(most.groups, runs, peaks)}
-    worth = [x for x in found.values() if x.saved >= LEAST * plan.costs.seconds and x.peak < np.inf]
-    return sorted(worth, key=lambda cut: (-cut.saved, cut.peak))
+    if most.peak > plan.costs.peak_bytes * _JUST and worth(
+        replace(most, peak=plan.costs.peak_bytes)
+    ):
+        found |= {frozenset(x.groups): x for x in _grown(most.groups, candidates, peaks)}
+    kept = [x for x in found.values() if x.saved >= LEAST * plan.costs.seconds and x.peak < np.inf]
+    return sorted(kept, key=lambda cut: (-cut.saved, cut.peak))
 
 
-def _grown(groups: Sequence[Merged], runs: Runs, peaks: Peaks) -> Iterator[Cut]:
+def _grown(groups: Sequence[Merged], candidates: Candidates, peaks: Peaks) -> Iterator[Cut]:
     """Fewer and fewer of some groups: those first without which the peak is the least."""
-    alone = {group: _held(peaks, (group,)) for group in groups}
-    saved = {group: runs.saved_by(group) for group in groups}
-    order = sorted(groups, key=lambda group: (alone[group], -saved[group]))
-    for n in range(1, len(order)):
-        some = tuple(order[:n])
-        yield Cut(some, sum(saved[x] for x in some), _held(peaks, some))
+    saved = {group: candidates.saved_by(group) for group in groups}
+    some = sorted(groups, key=lambda group: -saved[group])[:_MOST_GROUPS]
+    alone = {group: _held(peaks, (group,)) for group in some}
+    order = sorted(some, key=lambda group: (alone[group], -saved[group]))
+    for n in range(1, len(order) + (len(some) < len(groups))):
+        own = tuple(order[:n])
+        yield Cut(own, sum(saved[x] for x in own), _held(peaks, own))
 
 
 def _held(peaks: Peaks, groups: tuple[Merged, ...]) -> float:

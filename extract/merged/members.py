@@ -24,6 +24,7 @@ from tapestry_egg.plans.plan import Merged
 #: Which collectives are put together: those next to each other, or those that as many others
 #: precede, or follow, one after the other.
 Which = Literal["next", "before", "after"]
+WHICH: tuple[Which, ...] = get_args(Which)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,49 +65,52 @@ class Candidates:
         for kind, members in self.members.items():
             late = kind[0] == "all_gather"  # fetched for their readers, not sent when made
             members.sort(key=lambda m: (walk.read_at(m.move) if late else 0, m.maker, m.key[0]))
+        self._by_key = {m.key: (kind, m) for kind, own in self.members.items() for m in own}
+        self._groups: dict[tuple[Which, bool], tuple[tuple[Merged, ...], float]] = {}
 
     def most_saved(self) -> float:
         """Seconds that merging can save at most, of what is tried."""
-        return max(self.groups(which)[1] for which in get_args(Which))
+        return max(self.groups(which)[1] for which in WHICH)
 
-    def groups(self, which: Which, gathers: bool = True) -> tuple[tuple[Merged, ...], float]:
-        """Copies to merge, as many as may be, and the seconds that this saves."""
-        made: list[Merged] = []
-        saved = 0.0
-        for kind, run in self._runs(which, gathers):
-            less = self.saved(kind, run)
-            if less > 0.0:
-                made.append(tuple(m.key for m in run))
-                saved += less
-        return tuple(made), saved
+    def groups(self, which: Which, waits: bool = True) -> tuple[tuple[Merged, ...], float]:
+        """Copies to merge, as many as may be, none waiting for another, and the seconds that this
+        saves. Unless some `waits`, no kernel that reads a gathered copy runs later for it."""
+        if (which, waits) not in self._groups:
+            runs = [run for kind, run in self._runs(which, waits) if self._gain(kind, run) > 0.0]
+            if which == "next":  # others know no circles
+                runs = [run for run in untangled(runs, self.saved) if self.saved(run) > 0.0]
+            keys = tuple(tuple(m.key for m in run) for run in runs)
+            self._groups[which, waits] = keys, sum(map(self.saved, runs))
+        return self._groups[which, waits]
 
-    def _runs(self, which: Which, gathers: bool) -> Iterator[tuple[Kind, list[Member]]]:
+    def saved_by(self, group: Merged) -> float:
+        """Seconds that the copies of a group take less if they are one."""
+        return self.saved([self._by_key[key][1] for key in group])
+
+    def saved(self, members: Sequence[Member]) -> float:
+        """Seconds that copies of one kind take less if they are one."""
+        return self._gain(self._by_key[members[0].key][0], members)
+
+    def _runs(self, which: Which, waits: bool) -> Iterator[tuple[Kind, list[Member]]]:
         """Members that need not wait for each other, two or more."""
-        kinds = {k: own for k, own in self.members.items() if gathers or k[0] != "all_gather"}
         level: Mapping[Key, int] = {}
         if which != "next":
-            every = [m for own in kinds.values() for m in own]
+            every = [m for own in self.members.values() for m in own]
             level = levels(self.walk, every, which == "before")
-        for kind, members in kinds.items():
-            run: list[Member] = []
+        for kind, members in self.members.items():
+            run = _Run(self.walk, kind[0] == "all_gather" and not waits)
             # None of a level waits for another, nor do levels for each other in a circle.
             for m in sorted(members, key=lambda m: level[m.key]) if level else members:
-                moves = [x.move for x in (*run, m)]
-                small = payload(self.walk, moves) <= most_bytes(self.walk, m.move)
-                if level:
-                    free = bool(run) and level[run[-1].key] == level[m.key]
-                else:
-                    free = not any(x.readers & m.before or m.readers & x.before for x in run)
-                if not (small and free):
-                    if len(run) > 1:
-                        yield kind, run
-                    run = []
-                run = [*run, m]
-            if len(run) > 1:
-                yield kind, run
+                same = not level or not run.members or level[run.members[-1].key] == level[m.key]
+                if not (same and run.takes(m)):
+                    if len(run.members) > 1:
+                        yield kind, run.members
+                    run = _Run(self.walk, run.at_once)
+                run.add(m)
+            if len(run.members) > 1:
+                yield kind, run.members
 
-    def saved(self, kind: Kind, members: Sequence[Member]) -> float:
-        """Seconds that some copies of a kind take less as one collective."""
+    def _gain(self, kind: Kind, members: Sequence[Member]) -> float:
         return sum(m.seconds for m in members) - self._seconds(kind, [m.move for m in members])
 
     def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
@@ -114,6 +118,41 @@ class Candidates:
         amount = entering(walk, moves)
         sent = float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
         return sent + copying(walk, moves)
+
+
+class _Run:
+    """Members that one collective may have: none waits for another, and the compiler makes one of
+    so much. `at_once`: what is gathered is made before the first kernel reads any of it."""
+
+    def __init__(self, walk: Walk, at_once: bool) -> None:
+        self.walk, self.at_once = walk, at_once
+        self.members: list[Member] = []
+        self.size, self.readers, self.before = 0.0, 0, 0
+        self.made, self.read = -1, walk.ground.lives.end
+
+    def takes(self, m: Member) -> bool:
+        """Whether one more may be among them."""
+        if not self.members:
+            return True
+        if self.readers & m.before or m.readers & self.before:
+            return False
+        if self.size + payload(self.walk, [m.move]) > most_bytes(self.walk, m.move):
+            return False
+        return not self.at_once or max(self.made, self._made(m)) <= min(self.read, self._read(m))
+
+    def add(self, m: Member) -> None:
+        """One more is among them."""
+        self.members.append(m)
+        self.size += payload(self.walk, [m.move])
+        self.readers, self.before = self.readers | m.readers, self.before | m.before
+        self.made, self.read = max(self.made, self._made(m)), min(self.read, self._read(m))
+
+    def _made(self, m: Member) -> int:
+        return self.walk.ground.lives.made(m.move.value) + 1
+
+    def _read(self, m: Member) -> int:
+        """When a kernel reads it first: a new state is read when a step is over."""
+        return self.walk.read_at(m.move) if m.readers else self.walk.ground.lives.end
 
 
 def untangled(
@@ -175,9 +214,16 @@ def levels(walk: Walk, members: Iterable[Member], before: bool) -> dict[Key, int
     if before:
         return {m.key: far[lives.maker[m.move.value]] for m in members}
     return {
-        m.key: max((far[u] for u in range(len(units)) if m.readers >> u & 1), default=0)
-        for m in members
+        m.key: max((far[u] for u in units_of(m.readers)), default=0) for m in members
     }
+
+
+def units_of(bits: int) -> Iterator[int]:
+    """The units of a set that has a bit for each."""
+    while bits:
+        lowest = bits & -bits
+        yield lowest.bit_length() - 1
+        bits ^= lowest
 
 
 def ancestors(walk: Walk) -> list[int]:

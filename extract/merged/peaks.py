@@ -27,7 +27,7 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
 from tapestry_egg.schedule.eager import Orders
 
-from .members import Candidates, Member
+from .members import Candidates, Member, units_of
 
 # Ticks of one unit where it is noted which unit a tick is of: no answer is so many ticks later.
 _APART = 8
@@ -172,12 +172,7 @@ class Peaks:
     def _operations(self, readers: int) -> tuple[int, ...]:
         """The operations of some units, a bit for each."""
         units, of = self.walk.schedule.units, self.walk.program.operation_of
-        found: list[int] = []
-        while readers:
-            u = readers.bit_length() - 1
-            found += [of[i] for i in units[u].members]
-            readers ^= 1 << u
-        return tuple(found)
+        return tuple(of[i] for u in units_of(readers) for i in units[u].members)
 
     def _of_values(self) -> Sequence[_Value]:
         walk = self.walk

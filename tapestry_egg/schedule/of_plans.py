@@ -76,11 +76,16 @@ def with_merged(
     if order != list(range(len(order))):
         graph = replace(graph, operations=tuple(graph.operations[k] for k in order))
     place = {k: n for n, k in enumerate((*order, len(order)))}
+    readers: dict[int, list[tuple[int, Layout]]] = {v: [] for v in body.kept}
+    for k, (op, s) in enumerate(zip(body.graph.operations, body.strategies, strict=True)):
+        for v, need in zip(op.inputs, s.needs, strict=True):
+            if v in readers:
+                readers[v].append((k, need))
     moved = replace(
         body,
         graph=graph,
         strategies=tuple(body.strategies[k] for k in order),
-        kept={v: _served(body, v, kept, place) for v, kept in body.kept.items()},
+        kept={v: _served(body, kept, readers[v], place) for v, kept in body.kept.items()},
         merged=(),
     )
     takers, waiting = (
@@ -110,15 +115,13 @@ def _renamed(body: BodyPlan, merged: Sequence[Merged], takers: _Takers) -> tuple
     return tuple(found)
 
 
-def _served(body: BodyPlan, v: int, kept: Kept, place: Mapping[int, int]) -> Kept:
-    """A kept copy that serves the readers that it served, wherever they are now."""
+def _served(
+    body: BodyPlan, kept: Kept, readers: Sequence[tuple[int, Layout]], place: Mapping[int, int]
+) -> Kept:
+    """A kept copy that serves the `readers` that it served, wherever they are now."""
     if kept.until >= len(body.graph.operations):
         return kept
-    reading = [
-        place[k]
-        for k, (op, s) in enumerate(zip(body.graph.operations, body.strategies, strict=True))
-        if k <= kept.until and (v, kept.layout) in zip(op.inputs, s.needs, strict=True)
-    ]
+    reading = [place[k] for k, need in readers if k <= kept.until and need == kept.layout]
     return Kept(kept.layout, max(reading, default=place[kept.until]))
 
 
