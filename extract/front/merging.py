@@ -40,7 +40,7 @@ LEAST = 0.01
 _MOST_SEEN = 60_000
 
 # Collectives that are merged or not one by one: those that save most.
-_MOST_GROUPS = 16
+_MOST_GROUPS = 8
 
 # Rounded, so much is within a limit as well.
 _JUST = 1.0 + 1e-9
