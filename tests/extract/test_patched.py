@@ -164,7 +164,7 @@ def network(drawn: Drawn, frozen: int = -1, target: Target = TARGET) -> tuple[Pa
     def proven(built: Any) -> bool:
         return _is_proven(graph, Form(built.graph, built.rules), RULES)
 
-    own = find_places(graph, explored.terms, explored.catalogue, least, proven)
+    own = find_places(graph, explored.terms, explored.catalogue, least, proven, 1000)
     found = Patches(graph, (((), own),))
     counts = [1 if p == frozen else len(place) for p, place in enumerate(found.places)]
     question: Any = SimpleNamespace(

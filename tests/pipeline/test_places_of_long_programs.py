@@ -63,8 +63,8 @@ def explored(graph: BlockGraph) -> tuple[Explored, list[float]]:
     return found, [1.0] * len(found.catalogue)
 
 
-@pytest.mark.parametrize("most", [0, 1, 2, None])
-def test_ways_beyond_the_room_for_them_are_counted_and_not_proven(most: int | None) -> None:
+@pytest.mark.parametrize("most", [1, 2, 3, 1000])
+def test_ways_beyond_the_room_for_them_are_counted_and_not_proven(most: int) -> None:
     graph = trace(long, *[SQUARE] * 9).graph
     found, seconds = explored(graph)
     asked: list[Rebuilt] = []
@@ -72,9 +72,16 @@ def test_ways_beyond_the_room_for_them_are_counted_and_not_proven(most: int | No
         graph, found.terms, found.catalogue, seconds, lambda b: not asked.append(b), most
     )
     kept = sum(len(ways) - 1 for ways in places.ways)
-    assert kept == len(asked) == (3 if most is None else most)
+    assert kept == len(asked) == min(3, most)
     # Each place has two more, that make several products as one and read one of them.
     assert places.left == 9 - kept and places.complete
+
+
+def test_no_way_is_looked_for_where_there_is_room_for_none() -> None:
+    graph = trace(long, *[SQUARE] * 9).graph
+    found, seconds = explored(graph)
+    places = find_places(graph, found.terms, found.catalogue, seconds, lambda b: True, 0)
+    assert not len(places) and not places.complete
 
 
 @pytest.mark.parametrize("seed", range(12))

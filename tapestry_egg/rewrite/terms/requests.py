@@ -187,7 +187,7 @@ class Answers:
         self.catalogue = catalogue
         self._rules = {rule.name: rule for rule in rules}
         self._known = 0  # signatures that the rules know of
-        self._answered: set[Row] = set()
+        self.answered: set[Row] = set()  # rows of `want` that were
 
     def news(self) -> Facts:
         """The kernels, with their families, of the signatures that the rules do not know yet."""
@@ -202,9 +202,9 @@ class Answers:
         """Facts for the rows of `want` that were not answered before, where they are granted."""
         facts: dict[str, list[Row]] = {}
         for name, *given in sorted(row[: MOST_GIVEN + 1] for row in wants):
-            if (name, *given) in self._answered:
+            if (name, *given) in self.answered:
                 continue
-            self._answered.add((name, *given))
+            self.answered.add((name, *given))
             asked = [s for s in given if s >= 0]
             found = self.catalogue.answer(self._rules[name], asked)
             if found is None:
