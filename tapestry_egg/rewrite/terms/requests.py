@@ -63,6 +63,16 @@ class Applied:
         return registry.signature(self.kernel, self.params, self.inputs, (self.output,))
 
     @cached_property
+    def losses(self) -> Mapping[str, float]:
+        """In which ways results may be less precise than their dtype, and by how many bits."""
+        return registry.losses(self.kernel, self.params, self.inputs)
+
+    @cached_property
+    def promises(self) -> tuple[str, ...]:
+        """What it takes for granted of its operands."""
+        return registry.promises(self.kernel, self.params, self.inputs)
+
+    @cached_property
     def described(self) -> Mapping[str, Any]:
         """What the expressions of a rule see of it."""
         return _Described(self)
@@ -134,10 +144,13 @@ class Catalogue:
             kernel = model.kernel if model else want.kernel
             params = dict(model.params) if model else {}
             params.update({k: plain(value(scope)) for k, value in want.params.items()})
+            params = {**_closest(kernel, entries), **params} if model is None else params
             params = defaults(kernel, params) if model is None else spelled(params)
             inputs = want.inputs(scope)
             if not isinstance(inputs, tuple) or not all(isinstance(t, TensorType) for t in inputs):
                 raise want.inputs.error(f"{inputs!r:.60} are not the types of operands")
+            if not registry.takes(kernel, params, inputs):
+                raise want.inputs.error(f"JAX has no {kernel} of {', '.join(map(str, inputs))}")
             try:
                 (output,) = registry.output_types(kernel, params, inputs)
             except TemplateError:
@@ -170,6 +183,17 @@ class Catalogue:
                 f"rule {rule.name!r}: {e.what}", where=e.where or rule.where, hint=e.hint
             ) from None
         return {name: self.number(entry) for name, entry in made.items()}
+
+
+def _closest(kernel: str, entries: Sequence[Applied]) -> dict[str, Any]:
+    """How precise a kernel is to be of which a rule says nothing: as the most precise operation
+    that the rule looks at."""
+    names = {n for template in registry.templates().get(kernel, ()) for n in template.closeness}
+    said = [e for e in entries if any(e.params.get(n) is not None for n in names)]
+    if not said:
+        return {}
+    least = min(said, key=lambda e: sum(e.losses.values()))
+    return {n: least.params[n] for n in names if n in least.params}
 
 
 def splat(array: Any) -> str | None:
