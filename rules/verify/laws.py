@@ -18,8 +18,8 @@ from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.registry import allowed, templates
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.rewrite.terms.requests import Form, parse, rule_sides
-from tapestry_egg.rules.language.book import Rule, commands
+from tapestry_egg.rewrite.terms.requests import Form, rule_sides
+from tapestry_egg.rules.language.book import Rule
 from tapestry_egg.rules.language.families import FAMILIES
 
 from .samples import dtypes_of, usual
@@ -81,11 +81,10 @@ def sides(rule: Rule) -> tuple[Side, ...]:
     Raises RuleError when the operations of a body depend on each other in a circle.
     """
     found = []
-    for _, _, text in commands(rule.egg):
-        for body, actions in rule_sides(parse(text)):
-            side = _side(rule, body, actions)
-            if side.unions:
-                found.append(side)
+    for body, actions in rule_sides(rule):
+        side = _side(rule, body, actions)
+        if side.unions:
+            found.append(side)
     return tuple(found)
 
 
