@@ -78,7 +78,7 @@ class Draw:
         self.dtype = DTYPES[turn % len(DTYPES)]
         if named and turn % 2:
             self.dtype = named[turn // 2 % len(named)]
-        self.sizes = SIZES[(turn + turn // len(DTYPES)) % len(SIZES)]
+        self.sizes = SIZES[sum(divmod(turn, len(DTYPES))) % len(SIZES)]
         self.extents = self.sizes.extents or beside(landmarks)
         if self.sizes.name == "long":
             ends = [_COUNTED[d] * 5 // 4 for d in (self.dtype, *named) if d in _COUNTED]
@@ -90,7 +90,12 @@ class Draw:
         return self.rng.choice(self.extents)
 
     def rank(self, usual: Sequence[int]) -> int:
-        """A rank out of those that a kernel likes, unless the kind of shapes asks for others."""
+        """A rank out of those that a kernel likes, unless the kind of shapes asks for others.
+
+        Scalars go with all kinds.
+        """
+        if self.ranks and 0 in usual and self.chance(0.3):
+            return 0
         return self.rng.choice(self.ranks or tuple(usual))
 
     def shape(self, rank: int | None = None) -> tuple[int, ...]:

@@ -252,6 +252,8 @@ def _draw(
             if entry is None:
                 return None
             applied[node.signature] = entry
+            if not node.operands:  # what is made of nothing has a dtype that others may have, too
+                usual = draw.dtype = entry.output.dtype
         if len(entry.inputs) != len(known):
             return None
         for o, t in zip(node.operands, entry.inputs, strict=True):

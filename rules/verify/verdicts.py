@@ -62,8 +62,8 @@ _SHRINK = 25
 # Numbers that counterexamples are simplified to, and how often that is tried, element by element
 # where an input has as few as this.
 _SIMPLE = (0, 1, 2, 3, -1, 0.5)
-_SIMPLER = 60
-_FEW_ELEMENTS = 8
+_SIMPLER = 100
+_FEW_ELEMENTS = 16
 # So many programs are tried with every family of values, further ones with half of them.
 _ALL = 10
 # Mixtures of families that each program is tried on, beside every family alone; of masks, in the
@@ -536,6 +536,8 @@ def _compare(
         judged |= told
         if wrong:
             held = "integer" if discrete(left) and numbers != "field" else numbers
+            if numbers == "field":  # residues beside zero
+                left, right = (np.where(x > PRIME // 2, x - PRIME, x) for x in (left, right))
             texts = [_shown(left), _shown(right)]
             if texts[0] == texts[1]:
                 texts = [_shown(left, 17), _shown(right, 17)]
@@ -576,7 +578,7 @@ def _simplest(
     for name, x in values.items():
         if name in instance.side.constants or x.dtype.names:
             continue
-        simple = [c for c in _SIMPLE if _exact(c, x.dtype)]
+        simple = [c for c in _SIMPLE if _exact(c, x.dtype) and (c >= 0 or numbers != "field")]
         parts: list[Any] = [...]
         if 1 < x.size <= _FEW_ELEMENTS:
             parts += np.ndindex(x.shape)

@@ -167,7 +167,10 @@ def bound(
 
 def takes(kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]) -> bool:
     """Whether an operation has operands of dtypes that its kernel takes, as its template says."""
-    found = bound(kernel, params, input_types)
+    try:
+        found = bound(kernel, params, input_types)
+    except TemplateError:  # parameters are missing
+        found = None
     if found is None:
         return True
     template, names = found

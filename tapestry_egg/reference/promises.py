@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import product
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -52,13 +53,15 @@ def keeping(
         return 2, np.diff(sums, prepend=0).astype(t.dtype).reshape(t.shape)
     _, mapped, sizes = _form(plain, types)
     shape, t = types[0].shape, types[1]
+    if not mapped:
+        return None
     count = t.size // max(1, t.shape[-1])
     alone = "unique_indices" in promises
     most = np.iinfo(t.dtype).max
     steps = [max(1, sizes[d]) if alone else 1 for d in mapped]
     ends = [min(shape[d] - sizes[d], most) + 1 for d in mapped]
     spans = [range(0, end, step) for end, step in zip(ends, steps, strict=True)]
-    if not all(spans) or np.prod([len(s) for s in spans]) > _MOST_PLACES:
+    if not all(spans) or prod(len(s) for s in spans) > _MOST_PLACES:
         return None
     places = np.asarray(list(product(*spans)), t.dtype).reshape(-1, t.shape[-1])
     if len(places) < (count if alone else 1):
@@ -87,7 +90,8 @@ def _form(params: Mapping[str, Any], types: Types) -> tuple[list[int], list[int]
 
 def _starts(params: Mapping[str, Any], types: Types, operands: Sequence[Array]) -> Array:
     indices = operands[1]
-    return indices.reshape(-1, indices.shape[-1]).astype(np.int64)
+    *batch, depth = indices.shape
+    return indices.reshape(prod(batch), depth).astype(np.int64)
 
 
 def _are_sorted(params: Mapping[str, Any], types: Types, operands: Sequence[Array]) -> bool:
