@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -30,6 +28,7 @@ from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front, audit
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.packed import read_unpacked
 from tapestry_egg.plans.passed import CERTIFIED
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import brief
@@ -352,16 +351,7 @@ def _check_path(path: object, where: str) -> None:
 
 def _read(path: str | Path) -> bytes:
     _check_path(path, "load")
-    try:
-        data = Path(path).read_bytes()
-    except OSError as e:
-        raise GraphError(f"cannot be read: {e.strerror or e}", where=str(path)) from None
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = _decompressed(data, path)
-        except (OSError, EOFError, zlib.error) as e:
-            raise GraphError(f"cannot be decompressed: {e}", where=str(path)) from None
-    return data
+    return read_unpacked(path, GraphError)
 
 
 def _decoded(data: bytes, path: str | Path) -> dict[str, Any]:
@@ -375,18 +365,6 @@ def _decoded(data: bytes, path: str | Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise GraphError("expected an object", where=f"{path}: $")
     return document
-
-
-#: Bytes of a decompressed file: a few kilobytes of gzip can stand for gigabytes of nothing.
-_MOST_BYTES = 4 << 30
-
-
-def _decompressed(data: bytes, path: str | Path) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        out = file.read(_MOST_BYTES + 1)
-    if len(out) > _MOST_BYTES:
-        raise GraphError(f"more than {_MOST_BYTES} bytes when decompressed", where=str(path))
-    return out
 
 
 def _place(data: bytes, message: str) -> tuple[int, int]:
