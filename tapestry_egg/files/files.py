@@ -107,17 +107,16 @@ class _Head(msgspec.Struct, frozen=True):
 def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     """Write a program, a graph, a plan or a front to `path`, whole or not at all.
 
-    Plans are checked by the ledger first; one of a front that it refuses is a warning, and left
-    out. Raises PlanError where it refuses all, GraphError for a graph that holds objects of this
-    process (callbacks, meshes), naming the operation and its source line, and TapestryError where
-    the file cannot be written.
+    A plan is checked by the ledger first, those of a front when one is chosen. Raises PlanError
+    where it refuses the plan, GraphError for a graph that holds objects of this process (callbacks,
+    meshes), naming the operation and its source line, and TapestryError where the file cannot be
+    written.
     """
     _check_path(path, "save")
     if isinstance(obj, Plan):
         audit(obj)
         document = sealed(_plan_document(obj))
     elif isinstance(obj, Front):
-        obj = obj.audited()
         document = sealed(_head("front", front_document(obj)))
     elif isinstance(obj, Program | BlockGraph):
         document = _graph_document(obj if isinstance(obj, Program) else Program.of(obj))
