@@ -36,11 +36,17 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import libraries
+from benchmarks.agreement import (
+    allowance,
+    cpu_seconds,
+    difference,
+    leaves_of,
+    nudged,
+    plain,
+)
 
 DEVICES = 8
 LIMIT = 120.0
-# How much farther than a run on moved inputs a result may be, and how many roundings besides.
-_MARGIN, _ROUNDINGS = 16.0, 64.0
 _MOVED = 2  # runs on moved inputs
 
 
@@ -157,46 +163,9 @@ def _difference(folder: Path) -> str:
     """How the results in a folder differ by more than rounding; nothing if they do not."""
     import numpy as np
 
-    plain, ours = (np.load(folder / f"{mode}.npz") for mode in ("jax", "te"))
-    for key in plain.files:
-        if key.startswith("allowed"):
-            continue
-        if key not in ours.files:
-            return f"{key} is missing"
-        a, b = plain[key], ours[key]
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            return f"{key} is {b.dtype}{list(b.shape)}, not {a.dtype}{list(a.shape)}"
-        off = _distance(a, b)
-        allowed = float(plain[f"allowed {key}"])
-        if not off <= allowed:
-            return (
-                f"{key} {a.dtype}{list(a.shape)} is off by {off:.3g}, rounding gives {allowed:.3g}"
-            )
-    return (
-        "" if len(ours.files) == sum(not k.startswith("allowed") for k in plain.files) else "more"
-    )
-
-
-def _distance(a: Any, b: Any) -> float:
-    """The greatest difference of two arrays; infinite where only one is not finite. Of whole
-    numbers and flags: the share that differs."""
-    import numpy as np
-
-    if a.size == 0:
-        return 0.0
-    if a.dtype.kind not in "fcV":
-        return float(np.mean(a != b))
-    a, b = _wide(a), _wide(b)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
-    with np.errstate(invalid="ignore"):
-        off = np.where(same, 0.0, np.abs(a - b))
-    return float(np.max(np.nan_to_num(off, nan=np.inf, posinf=np.inf)))
-
-
-def _wide(a: Any) -> Any:
-    import numpy as np
-
-    return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
+    told, ours = (np.load(folder / f"{mode}.npz") for mode in ("jax", "te"))
+    expected = {k: told[k] for k in told.files if not k.startswith("allowed ")}
+    return difference(expected, ours, {k: told[f"allowed {k}"] for k in expected})
 
 
 # In a process of its own
@@ -223,7 +192,7 @@ def _first_call(
 
     stages: list[tuple[float, str]] = []
     jax.block_until_ready(jax.jit(lambda x: x + 1)(np.ones(3)))  # the compiler is loaded
-    host = jax.device_get(jax.tree.map(_plain, args))  # before arguments are donated
+    host = jax.device_get(jax.tree.map(plain, args))  # before arguments are donated
     if mode == "te":
         import tapestry_egg as te
 
@@ -232,10 +201,10 @@ def _first_call(
         )
     else:
         jitted = jax.jit(fn, **words)
-    cpu, begin = _cpu(), time.perf_counter()
+    cpu, begin = cpu_seconds(), time.perf_counter()
     out = jax.block_until_ready(jitted(*args))
-    seconds, spent = time.perf_counter() - begin, _cpu() - cpu
-    found = _arrays(out)
+    seconds, spent = time.perf_counter() - begin, cpu_seconds() - cpu
+    found = leaves_of(out)
     told: dict[str, Any] = {"seconds": seconds, "cpu": spent}
     if mode == "te":
         told["stages"] = [(round(at - begin, 3), text) for at, text in stages]
@@ -244,92 +213,11 @@ def _first_call(
             jax.make_jaxpr(fn, static_argnums=words.get("static_argnums", ()))(*args).eqns
         )
         rng = np.random.default_rng(0)
-        moved = [_arrays(jitted(*_moved(args, host, rng))) for _ in range(_MOVED)]
+        moved = [leaves_of(jitted(*nudged(args, host, rng))) for _ in range(_MOVED)]
         for key in list(found):
-            found[f"allowed {key}"] = _allowed(found[key], [m[key] for m in moved])
+            found[f"allowed {key}"] = allowance(found[key], [m[key] for m in moved])
     np.savez(folder / f"{mode}.npz", **found)
     return told
-
-
-def _allowed(a: Any, moved: Sequence[Any]) -> Any:
-    """How far from an array a result may be: as far as inputs that are moved by a rounding take it,
-    with some margin, and some roundings of its greatest magnitude."""
-    import jax
-    import numpy as np
-
-    apart = _MARGIN * max(_distance(a, m) for m in moved)
-    if a.dtype.kind not in "fcV" or a.size == 0:
-        return np.float64(apart)
-    finite = np.abs(_wide(a)[np.isfinite(_wide(a))])
-    eps = float(jax.numpy.finfo(a.dtype).eps)
-    return np.float64(apart + _ROUNDINGS * eps * float(finite.max(initial=0.0)))
-
-
-def _plain(x: Any) -> Any:
-    import jax
-
-    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return jax.random.key_data(x)
-    return x
-
-
-def _arrays(tree: Any) -> dict[str, Any]:
-    """The leaves of a result by their paths."""
-    import jax
-    import numpy as np
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {
-        f"{k} result{jax.tree_util.keystr(path)}": np.asarray(_plain(x))
-        for k, (path, x) in enumerate(leaves)
-    }
-
-
-def _moved(args: Any, host: Any, rng: Any) -> Any:
-    """Arguments whose floats are moved by at most a unit in the last place."""
-    import jax
-    import numpy as np
-
-    def move(x: Any, kept: Any) -> Any:
-        if not isinstance(x, jax.Array | np.ndarray):
-            return x
-        if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(kept, impl=jax.random.key_impl(x))
-        kept = np.asarray(kept)
-        if not jax.dtypes.issubdtype(kept.dtype, np.inexact):
-            return jax.numpy.asarray(kept)
-        eps = float(jax.numpy.finfo(kept.dtype).eps)
-        noise = 1.0 + eps * rng.uniform(-1.0, 1.0, kept.shape)
-        return jax.numpy.asarray((_wide(kept) * noise).astype(kept.dtype))
-
-    return jax.tree.map(move, args, host)
-
-
-def _cpu() -> float:
-    """CPU seconds of this process and of all that it started, ended or not."""
-    own = os.times()
-    spent = own.user + own.system + own.children_user + own.children_system
-    return spent + sum(_process(pid) for pid in _descendants(os.getpid()))
-
-
-def _descendants(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            children = [int(x) for x in task.read_text().split()]
-        except OSError:
-            continue
-        for child in children:
-            found += [child, *_descendants(child)]
-    return found
-
-
-def _process(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 def _wanted(names: Sequence[str]) -> dict[str, tuple[str, ...]]:

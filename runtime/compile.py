@@ -15,25 +15,25 @@ from tapestry_egg.errors import PlanError, TargetError
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import given_up
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.plans.compiler_options import passed_options
+from tapestry_egg.plans.compiler_options import GPUS, passed_options
+from tapestry_egg.plans.passed import AUDITED
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
+from tapestry_egg.runtime.ledger.check import check, check_boundary
 from tapestry_egg.runtime.lower.host_calls import calls
-from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.arguments import check_devices, check_plan
-from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
 from tapestry_egg.tracing.settings import plain_settings
 
 from .arguments import Moves, checked, donated_arguments, placed_as, taken_as_it_is, unique
 from .dispatch import Answer, Callee, dispatcher
+from .emitted import audit, compute_constants, mapped, platform_of
 from .meshes import boundary_mesh, caller_of, jax_mesh
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh, NamedSharding
 
-    from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.tracing.trace import Program
 
 
@@ -334,8 +334,7 @@ class CompiledPlan:
         """What XLA is told."""
         if not with_options:
             return None
-        platform = self.mesh.devices.flat[0].platform
-        return {**passed_options(self.plan, platform), **(self.more_options or {})} or None
+        return {**passed_options(self.plan, self._platform), **(self.more_options or {})} or None
 
     def _trace(self, tree: Any, with_options: bool = True) -> jax.stages.Traced:
         key = tree, with_options
@@ -371,43 +370,41 @@ class CompiledPlan:
             keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
             compiler_options=self._options(with_options),
         )
-        _compute_constants(graph)  # on a device that is there: the mesh may only be described
+        compute_constants(graph)  # on a device that is there: the mesh may only be described
         with plain_settings(graph), jax.set_mesh(self.mesh):
             traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
+        self._audit(traced)
         return traced
+
+    def _audit(self, traced: jax.stages.Traced) -> None:
+        """Check the plan by what is to be compiled; for devices of another kind than those that it
+        promises for, by what would be, and of this what crosses the boundary."""
+        import jax
+
+        if self.plan.origin is None:
+            return
+        donated: list[bool] | None
+        donated = [x.donated for x in jax.tree.leaves(traced.args_info)]
+        if getattr(jax.config, "jax_debug_nans", False):
+            donated = None  # JAX donates nothing then, to run what fails again
+        known = platform_of(self.plan)
+        if known == self._platform or {known, self._platform} <= set(GPUS):
+            if self.plan not in AUDITED:
+                check(self.plan, traced.jaxpr, donated)
+                AUDITED.add(self.plan)
+        else:
+            audit(self.plan)
+        check_boundary(self.plan, traced.jaxpr, donated)
 
     @cached_property
     def _mapped(self) -> Any:
         """The plan as one `shard_map` of flat arguments and results."""
-        import jax
+        return mapped(self.plan, self.mesh, self._platform, caller_of(self.mesh))
 
-        platform = self.mesh.devices.flat[0].platform
-        local = lower(self.plan, caller_of(self.mesh), platform=platform)
-
-        graph, layouts, mesh = self.plan.graph, self.plan.in_shardings, self.plan.mesh
-        types = [graph.values[v] for v in graph.inputs]
-        # Arrays without elements are made inside: XLA turns them into constants, and then misses
-        # the arguments of the `shard_map`.
-        held = [i for i, t in enumerate(types) if t.size]
-        shapes = [x.local_shape(t.shape, mesh) for x, t in zip(layouts, types, strict=True)]
-
-        def step(*arguments: jax.Array) -> tuple[jax.Array, ...]:
-            given = iter(arguments)
-            blocks = [
-                next(given) if t.size else jax.lax.empty(shape, decode_dtype(t.dtype))
-                for t, shape in zip(types, shapes, strict=True)
-            ]
-            outputs = zip(local(*blocks), graph.outputs, strict=True)
-            return tuple(_weakened(x, graph.values[v].weak) for x, v in outputs)
-
-        mapped = jax.shard_map(
-            step,
-            mesh=self.mesh,
-            in_specs=tuple(partition_spec(layouts[i], mesh) for i in held),
-            out_specs=tuple(partition_spec(x, mesh) for x in self.plan.out_shardings),
-            check_vma=False,  # replication is what the plan says, and is tested by its numbers
-        )
-        return lambda *arguments: mapped(*(arguments[i] for i in held))
+    @property
+    def _platform(self) -> str:
+        platform: str = self.mesh.devices.flat[0].platform
+        return platform
 
     # What the executable itself takes and gives. Where the plan divides the user's axes, it may not
     # name these as well if they are Explicit, or if it calls into Python: JAX then wants one mesh.
@@ -461,26 +458,3 @@ def _axes(spec: Any) -> list[str]:
     """The axes that a `PartitionSpec` without partial sums names."""
     entries = (e if isinstance(e, tuple) else (e,) for e in spec)
     return [a for names in entries for a in names if isinstance(a, str)]
-
-
-def _compute_constants(graph: BlockGraph) -> None:
-    """Ask for the constants of a graph and its regions: those of loaded ones are computed late."""
-    for constant in graph.constants.values():
-        assert constant is not None
-    for op in graph.operations:
-        for region in op.regions:
-            _compute_constants(region)
-
-
-def _weakened(x: jax.Array, weak: bool) -> jax.Array:
-    """The same array, weakly typed as the user's function returns it.
-
-    Inside, weak types decide nothing: every operation was traced with its dtypes.
-    """
-    import jax
-
-    if getattr(jax.typeof(x), "weak_type", False) == weak:
-        return x
-    bind = primitive("convert_element_type").bind
-    changed: jax.Array = bind(x, new_dtype=x.dtype, weak_type=weak, sharding=None)
-    return changed

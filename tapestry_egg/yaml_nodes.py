@@ -41,6 +41,19 @@ def read_yaml_text(path: Path, error: type[TapestryError], name: str = "") -> st
         raise error(f"not UTF-8: {e.reason}", where=f"{name or path.name}:{line}") from None
 
 
+def plain_yaml(text: str, error: type[TapestryError], name: str) -> dict[str, Any]:
+    """A mapping of YAML as plain data, of the types that JSON has. Raises `error` as `compose_yaml`
+    does, and for anything else than a mapping."""
+    root = compose_yaml_text(text, error, name)
+    try:
+        value = yaml.SafeLoader("").construct_document(root)
+    except (yaml.YAMLError, ValueError, TypeError, OverflowError) as e:
+        raise error(f"not YAML: {' '.join(str(e).split())}", where=name) from None
+    if not isinstance(value, dict):
+        raise error("not a mapping", where=name)
+    return value
+
+
 def compose_yaml_text(text: str, error: type[TapestryError], name: str) -> Any:
     """The root node of a YAML text, None for an empty one. Raises `error` as `compose_yaml`."""
     loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -21,6 +21,7 @@ settings.load_profile("suite")
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # A plan of an earlier run would hide what this one does.
 os.environ["TAPESTRY_EGG_PLAN_CACHE"] = "off"
+os.environ["TAPESTRY_EGG_RECEIPTS"] = "off"
 # A shell starts what runs in the background deaf to Ctrl-C, and its children inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

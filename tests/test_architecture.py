@@ -37,6 +37,7 @@ DOORS = {
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.chart"),  # the same, in notebooks
     ("tapestry_egg.extract.front.front", "tapestry_egg.files.files"),  # Front.save
+    ("tapestry_egg.extract.front.front", "tapestry_egg.runtime.emitted"),  # Front.best
 }
 
 
@@ -126,6 +127,16 @@ def test_imports_go_one_way() -> None:
             if rank[folder(other)] > rank[folder(module)]:
                 upward.append(f"{modules()[module].relative_to(ROOT)}:{line} imports {other}")
     assert not upward, "\n".join(upward)
+
+
+def test_the_ledger_shares_nothing_with_what_it_checks() -> None:
+    """It imports errors and units; of plans and layouts it reads what they say of themselves."""
+    own = [m for m in modules() if folder(m) == "runtime/ledger"]
+    assert own
+    used = {other for m in own for other, _, top in imports(m) if folder(other) != "runtime/ledger"}
+    typed = {o for m in own for o, _, top in imports(m) if top and folder(o) != "runtime/ledger"}
+    assert typed == {"tapestry_egg.errors", "tapestry_egg.quantities"}
+    assert used == typed | {"tapestry_egg.graph.layout", "tapestry_egg.plans.plan"}
 
 
 @pytest.mark.parametrize(("module", "other"), sorted(DOORS))

@@ -6,8 +6,10 @@ bound.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.machine.objectives import OBJECTIVES_BY_NAME, amounts, named
@@ -57,7 +59,9 @@ def certify_all(
 
 
 def _certified(plan: Plan, ground: Ground, limits: Mapping[str, float | str]) -> Certificate:
-    found = Walk(plan, ground).certificate()
+    walk = Walk(plan, ground)
+    found = walk.certificate()
+    _check_parts(plan, walk, found)
     recounted = replace(plan, costs=found.costs)
     for name, said, true in said_and_true(plan, recounted):
         if abs(said - true) > _TOLERANCE * max(abs(said), abs(true)) + 1e-18:
@@ -81,6 +85,27 @@ def _certified(plan: Plan, ground: Ground, limits: Mapping[str, float | str]) ->
             hint="This is a defect of tapestry-egg; please report the program.",
         )
     return found
+
+
+def _check_parts(plan: Plan, walk: Walk, found: Certificate) -> None:
+    """Check that costs are made up of their parts: the peak of arrays, the seconds of kernels and
+    collectives, which run one after another at most. Raises ExtractError."""
+    change: dict[int, float] = defaultdict(float)
+    for _, x in walk.lying():
+        change[x.begin] += x.amount
+        change[x.end] -= x.amount
+    peak = max(accumulate(change[at] for at in sorted(change)), default=0.0)
+    last = max((end for *_, end in (*found.step.runs, *found.step.flights)), default=0.0)
+    for what, said, least, most in (
+        ("peak_bytes", found.peak_bytes, peak - 1, peak + 1),
+        ("seconds", found.seconds, last, found.serial_seconds),
+    ):
+        if not least * (1 - _TOLERANCE) <= said <= most * (1 + _TOLERANCE) + 1e-18:
+            raise ExtractError(
+                f"{what} is counted as {said!r}, its parts are {least!r} to {most!r}",
+                where=f"certificate of plan {plan.name} on {plan.mesh}",
+                hint="This is a defect of tapestry-egg; please report the program.",
+            )
 
 
 def said_and_true(plan: Plan, recounted: Plan) -> Iterator[tuple[str, float, float]]:

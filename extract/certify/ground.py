@@ -13,7 +13,7 @@ from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
 from tapestry_egg.schedule.schedules import Schedule
-from tapestry_egg.schedule.traffic import Traffic
+from tapestry_egg.schedule.traffic import Traffic, traffic_of
 
 from .buffers import Lives
 from .longest_path import Streams
@@ -44,7 +44,7 @@ class Ground:
     @cached_property
     def traffic(self) -> Traffic:
         """How units go through memory."""
-        return Traffic(self.schedule, self.target)
+        return traffic_of(self.schedule, self.target)
 
     @cached_property
     def unit_of(self) -> dict[InstanceId, int]:

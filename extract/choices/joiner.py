@@ -21,7 +21,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.schedules import Schedule
-from tapestry_egg.schedule.traffic import Traffic
+from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import Neighbours
 from tapestry_egg.shard.stored_blocks import stored_blocks
@@ -146,7 +146,7 @@ class Joiner:
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
         self.neighbours = Neighbours(saturated, mesh, target)
-        traffic = inside.once(lambda: Traffic(schedule, target), "traffic", schedule, target)
+        traffic = traffic_of(schedule, target)
         self.costs = WayCosts(schedule, saturated, mesh, target, traffic)
         self.known = known or OnMesh()
         self.numbers = self.known.numbered(saturated.encoding.signatures)

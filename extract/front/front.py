@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import math
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg import pareto
 from tapestry_egg.columns import readers_width
 from tapestry_egg.egraphs.timeline import Tick
-from tapestry_egg.errors import ExtractError
+from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.machine.objectives import (
     DEVICES,
     JOULES,
@@ -27,6 +28,7 @@ from tapestry_egg.machine.objectives import (
     share_of_least,
 )
 from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.passed import AUDITED
 from tapestry_egg.plans.plan import Plan, gap_text
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
@@ -73,6 +75,11 @@ class Front:
     def __len__(self) -> int:
         return len(self.plans)
 
+    @property
+    def every(self) -> tuple[Plan, ...]:
+        """Its plans, that of the user's own shardings among them."""
+        return (*self.plans, *([self.original] if self.original else []))
+
     def __iter__(self) -> Iterator[Plan]:
         return iter(self.plans)
 
@@ -98,10 +105,11 @@ class Front:
         are `best("joules", {"seconds": "110%"})`.
         For an objective of your own it is the one of this front's plans; plans that are better in
         it alone are here only where `optimize` was given it too.
-        Without a limit on `peak_bytes` the usable memory of a device is one.
+        Without a limit on `peak_bytes` the usable memory of a device is one. A plan that the ledger
+        refuses is a warning, and the next one is taken.
         Raises ExtractError that says which limit cannot be met and the least that is reachable.
         """
-        return self.ranked(objective, limits)[0]
+        return next(_audited(self.ranked(objective, limits)))
 
     def ranked(
         self,
@@ -133,6 +141,23 @@ class Front:
         """Whether the usable memory of a device holds a plan."""
         return self.usable_bytes is None or plan.costs.peak_bytes <= self.usable_bytes
 
+    def audited(self) -> Front:
+        """The front without plans that the ledger refuses, each of which is a warning.
+
+        Raises PlanError where it refuses all.
+        """
+        kept = tuple(_audited(self.plans))
+        original = self.original
+        if original is not None:
+            try:
+                audit(original)
+            except PlanError:
+                original = None
+        if len(kept) == len(self.plans) and original is self.original:
+            return self
+        # What is left out may have been all that dominated some other plan.
+        return replace(self, plans=kept, original=original, epsilon=math.inf)
+
     def knee(self) -> Plan:
         """The plan nearest to having the least of each objective, each scaled to its range, among
         those that a device's memory holds, where there are any.
@@ -141,8 +166,15 @@ class Front:
         """
         if not self.plans:
             raise unmet((), {})
-        plans = [p for p in self.plans if self.fits(p)] or self.plans
-        return plans[pareto.knee([tuple(value(p, k) for k in self.objectives) for p in plans])]
+        plans = [p for p in self.plans if self.fits(p)] or list(self.plans)
+        return next(_audited(self._by_knee(plans)))
+
+    def _by_knee(self, plans: list[Plan]) -> Iterator[Plan]:
+        """The knee of some plans, that of the others, and so on."""
+        while plans:
+            yield plans.pop(
+                pareto.knee([tuple(value(p, k) for k in self.objectives) for p in plans])
+            )
 
     def hypervolume(self, reference: Mapping[str, float | str] | None = None) -> float:
         """The volume that the plans dominate below a reference, in the product of the objectives'
@@ -266,7 +298,7 @@ class Front:
         titles = " ".join(f"{o.name.removesuffix('_bytes'):>12}" for o in columns)
         head = f"{'plan':6} {'mesh':10}{counted}{batches} {titles} {'gap':>7}"
         lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
-        for p in (*self.plans, *([self.original] if self.original else [])):
+        for p in self.every:
             mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
             cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>12}" for o in columns)
             devices = f" {p.mesh.devices:>7}" if counted else ""
@@ -385,6 +417,33 @@ class Front:
 
         plot_front(front_info(self), path)
         return Path(path)
+
+
+def _audited(plans: Iterable[Plan]) -> Iterator[Plan]:
+    """Those of some plans that the ledger passes; others are a warning. Raises the last refusal
+    where it refuses all."""
+    refused: PlanError | None = None
+    passed = False
+    for plan in plans:
+        try:
+            audit(plan)
+        except PlanError as error:
+            refused = error
+            warnings.warn(f"a plan is left out: {error}", stacklevel=4)
+            continue
+        passed = True
+        yield plan
+    if refused and not passed:
+        raise refused
+
+
+def audit(plan: Plan) -> None:
+    """Check a plan by the ledger, once in a process. Raises PlanError where its program does not do
+    what it promises."""
+    if plan.origin is not None and plan not in AUDITED:
+        from tapestry_egg.runtime.emitted import audit
+
+        audit(plan)
 
 
 def in_order(plans: Iterable[Plan]) -> tuple[Plan, ...]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.results import may_have_places
@@ -21,6 +22,9 @@ from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.schedules import read_position
 
+#: Sums in another order differ by this share.
+_TOLERANCE = 1e-6
+
 
 def make_plan(
     assembled: PlanProblem,
@@ -33,7 +37,8 @@ def make_plan(
 
     Where compilers hold memory for results before they are made, a problem counts it from below,
     and the plan's peak is counted from the plan; `grounds`, by the identity of schedules, serve for
-    several plans, and what is found so is added.
+    several plans, and what is found so is added. Raises ExtractError where less is counted from the
+    plan than the search has proven of its labelling.
     """
     choices = assembled.choices
     rows = _settled(assembled, candidate.rows)
@@ -67,6 +72,13 @@ def make_plan(
         walk = Walk(plan, ground)
         walk.find_moves()
         peak = round(max(walk.profile(), default=0.0))
+        if peak < (1.0 - _TOLERANCE) * plan.costs.peak_bytes:
+            raise ExtractError(
+                f"a peak of {peak} bytes was counted, the search proved at least "
+                f"{plan.costs.peak_bytes}",
+                where=f"a plan on {plan.mesh}",
+                hint="This is a defect of tapestry-egg; please report the program.",
+            )
         plan = replace(plan, costs=replace(plan.costs, peak_bytes=peak))
     return plan
 

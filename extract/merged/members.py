@@ -213,9 +213,7 @@ def levels(walk: Walk, members: Iterable[Member], before: bool) -> dict[Key, int
                 far[maker] = max(far[maker], far[u] + (v in copied))
     if before:
         return {m.key: far[lives.maker[m.move.value]] for m in members}
-    return {
-        m.key: max((far[u] for u in units_of(m.readers)), default=0) for m in members
-    }
+    return {m.key: max((far[u] for u in units_of(m.readers)), default=0) for m in members}
 
 
 def units_of(bits: int) -> Iterator[int]:

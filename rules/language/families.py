@@ -66,6 +66,10 @@ SELECTED: Mapping[str, Mapping[str, str]] = {
 #: Families of several kernels: egglog is told which kernels are of which.
 WIDE = tuple(name for name, kernels in FAMILIES.items() if len(kernels) > 1)
 
+_UNVOUCHED = {
+    **{"indices_are_sorted": False, "unique_indices": False},
+    "mode": {"$enum": ["GatherScatterMode", "FILL_OR_DROP"]},
+}
 #: Parameters that JAX's kernels have and that a replacement need not name, as plain data.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "reshape": {"dimensions": None, "sharding": None},
@@ -75,6 +79,16 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "dot_general": {"precision": None, "preferred_element_type": None, "out_sharding": None},
     "reduce_sum": {"out_sharding": None},
     "convert_element_type": {"weak_type": False, "sharding": None},
+    "conv_general_dilated": {
+        **{"precision": None, "preferred_element_type": None, "out_sharding": None},
+        **{"feature_group_count": 1, "batch_group_count": 1},
+    },
+    "gather": {**_UNVOUCHED, "fill_value": None},
+    **{
+        f"scatter{name}": {**_UNVOUCHED, "update_jaxpr": None, "update_consts": []}
+        for name in ("", "-add", "-sub", "-mul", "-max", "-min")
+    },
+    "sort": {"is_stable": True, "num_keys": 1},
     **{
         k: {"accuracy": None}
         for k in "cbrt cos exp exp2 expm1 log log1p logistic rsqrt sin sqrt tan tanh".split()

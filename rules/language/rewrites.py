@@ -19,7 +19,7 @@ tensors that are treated alike are matched once.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -213,6 +213,7 @@ class _Direction:
         kernels = kernels_of(term.head, term.select)
         if kernels is None:
             raise self._unknown(term)
+        self._gives_one(term, kernels)
         if len(kernels) == 1:
             return f'(kernel {{}} "{kernels[0]}")'
         return f'(member {{}} "{term.head}")'
@@ -346,7 +347,19 @@ class _Direction:
                 f"{term.head} stands for several kernels",
                 "A replacement names one, or uses the label of a kernel of the pattern.",
             )
+        self._gives_one(term, kernels)
         return kernels[0]
+
+    def _gives_one(self, term: Apply, kernels: Sequence[str]) -> None:
+        """Refuse kernels that always have several results: a term stands for one."""
+        for kernel in kernels:
+            counts = [sum(o.count is None for o in t.outputs) for t in templates().get(kernel, ())]
+            if min(counts, default=1) > 1:
+                raise self._here(
+                    term.at,
+                    f"{kernel} gives {min(counts)} results, and a term stands for one",
+                    "Rules rewrite kernels that give one result.",
+                )
 
 
 def _spelled(want: Want) -> Any:
@@ -393,11 +406,32 @@ def defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def spelled(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with dtypes and modes in the form of `tracing/codec.py`."""
+    """Parameters with dtypes, enums and implementations in the form of `tracing/codec.py`."""
     out = dict(params)
     for key in ("new_dtype", "preferred_element_type", "index_dtype", "dtype"):
         if isinstance(out.get(key), str):
             out[key] = {"$dtype": out[key]}
-    if isinstance(out.get("mode"), str):
-        out["mode"] = {"$enum": ["GatherScatterMode", out["mode"]]}
+    for key, enum in _ENUMS.items():
+        value = out.get(key)
+        if isinstance(value, str):
+            out[key] = _member(enum, value)
+        elif isinstance(value, list | tuple):
+            out[key] = [_member(enum, v) if isinstance(v, str) else v for v in value]
+    if isinstance(out.get("impl"), str):
+        out["impl"] = {"$key_impl": out["impl"]}
     return out
+
+
+def _member(enum: str, word: str) -> dict[str, Any]:
+    name = word.upper()
+    return {"$enum": ["DotAlgorithmPreset" if enum == "Precision" and "_" in name else enum, name]}
+
+
+#: Parameters that are members of enums.
+_ENUMS = {
+    "accuracy": "AccuracyMode",
+    "fft_type": "FftType",
+    "mode": "GatherScatterMode",
+    "precision": "Precision",
+    "rounding_method": "RoundingMethod",
+}

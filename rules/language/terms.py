@@ -16,11 +16,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import isfinite
 
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[a-z]+)*")
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_DEEPEST = 50
 _CLOSING = {"(": ")", "[": "]", "{": "}"}
 
 
@@ -88,6 +90,7 @@ class _Reader:
 
     def __init__(self, text: str, origin: Origin) -> None:
         self.text, self.origin, self.at = text, origin, 0
+        self.depth = 0
 
     def error(self, what: str, at: int | None = None, hint: str = "") -> Exception:
         return self.origin.error(self.text, self.at if at is None else at, what, hint)
@@ -120,20 +123,29 @@ class _Reader:
         self.at = found.end()
         return found[0]
 
+    def number(self) -> float | None:
+        """The number that follows; None where none does."""
+        found = _NUMBER.match(self.text, self.at)
+        if found is None:
+            return None
+        value = float(found[0])
+        if not isfinite(value):
+            raise self.error(f"{found[0]:.20} is beyond the numbers of a float64")
+        self.at = found.end()
+        return value
+
     def term(self) -> Term:
         self.skip()
         begin = self.at
-        if number := _NUMBER.match(self.text, self.at):
-            self.at = number.end()
-            return Constant(float(number[0]), "", begin)
+        if (number := self.number()) is not None:
+            return Constant(number, "", begin)
         head, label = self.name(), ""
         if self.take("="):
             self.skip()
-            number = _NUMBER.match(self.text, self.at)
+            number = self.number()
             if number is None:
                 raise self.error("expected a number", hint="`name=0` names a constant tensor.")
-            self.at = number.end()
-            return Constant(float(number[0]), head, begin)
+            return Constant(number, head, begin)
         if self.take(":"):
             label, head = head, self.name()
         select = ""
@@ -146,11 +158,15 @@ class _Reader:
                 raise self.error("expected '(': the operands of the kernel")
             return Tensor(head, begin)
         operands: list[Term] = []
+        self.depth += 1
+        if self.depth > _DEEPEST:
+            raise self.error(f"a term of more than {_DEEPEST} levels")
         if not self.take(")"):
             operands.append(self.term())
             while self.take(","):
                 operands.append(self.term())
             self.want(")")
+        self.depth -= 1
         return Apply(head, tuple(operands), label, select, params, begin)
 
     def params(self) -> tuple[tuple[str, str, int], ...]:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
 
 from .contractions import agrees, convolves
-from .proposals import takes
 
 
 def jax_takes(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]) -> bool:
@@ -32,9 +31,7 @@ def jax_takes(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorTyp
         return False
     if kernel in ("argmax", "argmin") and any(not inputs[0].shape[d] for d in axes):
         return False  # of nothing there is no greatest one
-    return _indexes(kernel, inputs) and (
-        kernel != "complex" or all(takes(kernel, t) for t in inputs)
-    )
+    return registry.takes(kernel, params, inputs)
 
 
 def _axes(kernel: str, params: Mapping[str, Any]) -> Sequence[int]:
@@ -92,15 +89,6 @@ def _stretches(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
     if len(at) != len(shape) or any(not 0 <= d < len(to) for d in at):
         return False
     return all(n in (1, to[d]) for n, d in zip(shape, at, strict=True))
-
-
-def _indexes(kernel: str, inputs: Sequence[TensorType]) -> bool:
-    """Whether the operands that say where are whole numbers, which templates take for granted."""
-    at = 1 if kernel.startswith(("gather", "scatter", "dynamic_slice")) else 2
-    if not kernel.startswith(("gather", "scatter", "dynamic_")):
-        return True
-    several = kernel.startswith("dynamic_")
-    return all(kind(t.dtype) in ("int", "uint") for t in (inputs[at:] if several else inputs[1:2]))
 
 
 _MOVES: Mapping[str, Callable[[Mapping[str, Any], Sequence[int]], bool]] = {

@@ -164,6 +164,7 @@ def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:
         ),
         "deep": any(len(s) > 4 for s in shapes),
         "large": any(n > 16 for n in extents),
+        "long": any(n > 100 for n in extents),
         "large and odd": any(n > 16 and n % 2 for n in extents),
         "thin": 1 in extents,
         "oblong": any(len(set(s)) > 1 for s in shapes),

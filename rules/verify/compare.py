@@ -61,8 +61,11 @@ _RATIONAL = frozenset(
 #: Binary orders of magnitude that float64 has on either side of 1, but for some.
 _POWERS = 1000
 _SUMS = frozenset(
-    "dot_general conv_general_dilated reduce_sum reduce_prod cumsum cumprod reduce_window_sum "
-    "scatter-add attention dot_logsumexp exp_dot softmax logsumexp cumlogsumexp".split()
+    "dot_general conv_general_dilated ragged_dot_general reduce_sum psum reduce_prod cumsum "
+    "cumprod reduce_window_sum select_and_scatter_add scatter-add scatter_add scatter-sub "
+    "scatter_sub scatter-mul scatter_mul attention dot_logsumexp exp_dot softmax logsumexp "
+    "cumlogsumexp fft cholesky triangular_solve tridiagonal_solve symmetric_product svd eig schur "
+    "householder_product ormqr".split()
 )
 _PRODUCTS = frozenset("mul div square integer_pow pow".split())
 _CONVERSIONS = ("convert_element_type", "reduce_precision")
@@ -84,7 +87,7 @@ def differs_over_the_reals(
 ) -> tuple[bool, bool]:
     """Whether two results in float64 differ more than a law may, and whether they tell anything."""
     left, right = at[root], at[made]
-    if left.dtype.kind in "biu":
+    if discrete(left):
         wrong = left != right
         if wrong.any() and _real(program.instance):
             wrong &= ~_shaky(program, values, root, made, np.ones(left.shape))
@@ -149,7 +152,7 @@ def differs_exactly(
     products, which are such sums, may differ in their last digits. `keeps_nan`: what is no number
     in the one is none in the other.
     """
-    if left.dtype.kind in "biu":
+    if discrete(left):
         return not np.array_equal(left, right), bool(left.size)
     a, b = _wide(left), _wide(right)
     nan = np.isnan(a)
@@ -173,7 +176,7 @@ def differs_by_rounding(
     """Whether a replacement rounds much worse than its pattern does; `meant` is what the pattern
     computes on the same values in float64, rounding only where it converts."""
     left, right = at[root], at[made]
-    if left.dtype.kind in "biu":
+    if discrete(left):
         return not np.array_equal(left, right), bool(left.size)
     a, b, truth = _wide(left), _wide(right), meant[root]
     most: float | Array
@@ -243,7 +246,7 @@ def loses_numbers(
     """Whether a replacement gives no number where nothing in the pattern is large: where all that
     it computes is below the cube root of the greatest number."""
     left, right = at[root], at[made]
-    if left.dtype.kind in "biu":
+    if discrete(left):
         return False
     lost = np.isfinite(left) & np.isfinite(meant[root]) & ~np.isfinite(right)
     large = _top(instance) ** (1 / 3)
@@ -280,8 +283,13 @@ def _scale(instance: Instance, at: Mapping[str, Array], like: Array) -> Array:
     return out
 
 
+def discrete(x: Array) -> bool:
+    """Whether elements are integers, flags or keys, which are equal or not."""
+    return x.dtype.kind in "biu" or x.dtype.names is not None
+
+
 def _most(x: Array) -> float:
-    if x.dtype.kind in "biu" or not x.size:
+    if discrete(x) or not x.size:
         return 0.0
     size = np.abs(x if x.dtype.itemsize >= 4 else _wide(x))
     most = float(size.max())
@@ -321,7 +329,7 @@ def _shaky(
         for name in (root, made):
             a, b = first[name], other[name]
             with np.errstate(all="ignore"):
-                far = (a != b).astype(float) if a.dtype.kind in "biu" else np.abs(a - b)
+                far = (a != b).astype(float) if discrete(a) else np.abs(a - b)
             far = np.where(np.isnan(far), np.where(np.isnan(a) == np.isnan(b), 0.0, np.inf), far)
             moved = np.maximum(moved, far)
     return np.asarray((moved > 0) & (apart <= 16 * moved))

@@ -20,7 +20,7 @@ def dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     narrow = kind(dtype) in ("float", "int") and dtype not in ("float32", "int32")
     if draw.chance(0.5 if narrow else 0.1):
         out = {"$dtype": "float32" if kind(dtype) == "float" else "int32"} if narrow else None
-    params = {"precision": None, "preferred_element_type": out, "out_sharding": None}
+    params = {"precision": _precision(draw), "preferred_element_type": out, "out_sharding": None}
     if lhs is None and rhs is None:
         lhs = draw.tensor(draw.rank((1, 2, 2, 2, 3, 3, 4)))
     own = lhs if lhs is not None else rhs
@@ -92,7 +92,7 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
         specs.append(specs[0])
     ls, rs, os = specs
     window = [rhs.shape[rs[2 + d]] if rhs else rng.choice((1, 2, 3, 3)) for d in range(space)]
-    dilated = [rng.choice((1, 1, 1, 2)) for _ in range(space)]
+    dilated = [rng.choice((1, 1, 1, 2, 3)) for _ in range(space)]
     padding = [[rng.choice((0, 0, 1, 2, -1)), rng.choice((0, 0, 1, -1))] for _ in range(space)]
     if draw.chance(0.4):
         padding = [[0, 0]] * space
@@ -124,7 +124,7 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
         rhs = _placed(rs, [outer, inner, *window], dtype)
     if lhs.dtype != rhs.dtype:
         return None
-    holes = [1 if draw.chance(0.9) else 2 for _ in range(space)]
+    holes = [1 if draw.chance(0.8) else rng.choice((2, 2, 3)) for _ in range(space)]
     for d in range(space):
         size = (lhs.shape[ls[2 + d]] - 1) * holes[d] + 1 + sum(padding[d])
         if size < (window[d] - 1) * dilated[d] + 1 or lhs.shape[ls[2 + d]] + min(padding[d]) < 1:
@@ -142,10 +142,16 @@ def conv(kernel: str, known: Known, draw: Draw) -> Proposal | None:
         },
         "feature_group_count": groups,
         "batch_group_count": batches,
-        "precision": None,
+        "precision": _precision(draw),
         "preferred_element_type": None,
         "out_sharding": None,
     }, [lhs, rhs]
+
+
+def _precision(draw: Draw) -> Any:
+    """What a product asks for, which most leave to the backend."""
+    word = draw.rng.choice((None, None, None, "HIGHEST", "HIGH"))
+    return word and {"$enum": ["Precision", word]}
 
 
 def _placed(spec: Sequence[int], sizes: Sequence[int], dtype: str) -> TensorType:
@@ -168,8 +174,92 @@ def convolves(params: Mapping[str, Any], lhs: TensorType, rhs: TensorType) -> bo
     dims = params["dimension_numbers"]
     ls, rs = dims["lhs_spec"], dims["rhs_spec"]
     groups, batches = params["feature_group_count"], params["batch_group_count"]
-    if lhs.rank != len(ls) or rhs.rank != len(rs):
+    spatial = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+    if not lhs.rank == len(ls) == rhs.rank == len(rs):
+        return False
+    if any(len(params[name]) != lhs.rank - 2 for name in spatial):
         return False
     channels, outer = lhs.shape[ls[1]], rhs.shape[rs[0]]
     whole = outer % groups == 0 and outer % batches == 0 and lhs.shape[ls[0]] % batches == 0
     return whole and channels == groups * rhs.shape[rs[1]]
+
+
+def ragged(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """A product whose rows belong to groups: each with a matrix of its own, or summed apart."""
+    lhs, rhs, sizes = known
+    if lhs is not None and lhs.rank != 2:
+        return None
+    if lhs is None:
+        inner = rhs.shape[-2] if rhs is not None and rhs.rank == 3 else draw.extent()
+        lhs = TensorType((draw.extent(), inner), first(known[:2], draw).dtype)
+    summed = (rhs is not None and rhs.rank == 2) or (rhs is None and draw.chance(0.3))
+    groups = sizes.shape[0] if sizes is not None and sizes.rank == 1 else draw.rng.choice((1, 2, 3))
+    if rhs is None:
+        shape = (lhs.shape[0], draw.extent()) if summed else (groups, lhs.shape[-1], draw.extent())
+        rhs = TensorType(shape, lhs.dtype)
+    elif rhs.rank == 3:
+        groups = rhs.shape[0]
+    sizes = sizes or TensorType((groups,), "int32")
+    fits = lhs.shape[0] == rhs.shape[0] if summed else lhs.shape[1:] == rhs.shape[1:2]
+    if lhs.rank != 2 or rhs.rank != 3 - summed or not fits or sizes.shape != (groups,):
+        return None
+    return {
+        "ragged_dot_dimension_numbers": {
+            "$class": "RaggedDotDimensionNumbers",
+            "dot_dimension_numbers": [[[0 if summed else 1], [0 if summed else 1]], [[], []]],
+            "lhs_ragged_dimensions": [0],
+            "rhs_group_dimensions": [] if summed else [0],
+        },
+        "precision": _precision(draw),
+        "preferred_element_type": None,
+        "group_offset": None,
+        "out_sharding": None,
+    }, [lhs, rhs, sizes]
+
+
+def weighted(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """Scores, summed as exponentials or as the weights of values."""
+    made = dot("dot_general", known[:2], draw)
+    if made is None:
+        return None
+    numbers = made[0]["dimension_numbers"]
+    x, w = made[1]
+    (xk, wk), (xb, wb) = numbers
+    sizes = [x.shape[d] for d in xb]
+    sizes += [x.shape[d] for d in range(x.rank) if d not in (*xk, *xb)]
+    sizes += [w.shape[d] for d in range(w.rank) if d not in (*wk, *wb)]
+    params: dict[str, Any] = {"scores": numbers, "dtype": {"$dtype": x.dtype}}
+    if kernel == "dot_logsumexp":
+        axes = draw.subset(range(len(sizes)), 1)
+        return ({**params, "axes": axes}, [x, w]) if axes else None
+    dims = draw.rng.sample(range(len(sizes)), len(sizes))
+    if not dims:
+        return None
+    summed = dims[: draw.rng.randint(1, len(dims))]
+    batch = draw.subset(sorted(dims[len(summed) :]))
+    types = [x, w]
+    if kernel == "exp_dot":
+        params["shift"] = shift = draw.subset(range(len(sizes)))
+        types.append(known[2] or TensorType(tuple(sizes[d] for d in shift), x.dtype))
+        if types[-1].shape != tuple(sizes[d] for d in shift):
+            return None
+    extents = [(sizes[d], k) for k, d in enumerate((*batch, *summed))]
+    extents += [(draw.extent(), -1)] * draw.rng.choice((0, 1, 1))
+    draw.rng.shuffle(extents)
+    at = [next(i for i, (_, k) in enumerate(extents) if k == j) for j in range(len(batch + summed))]
+    values = TensorType(tuple(n for n, _ in extents), x.dtype)
+    place = 3 if kernel == "exp_dot" else 2
+    if known[place] not in (None, values):
+        return None
+    types.append(values)
+    params["values"] = [[summed, at[len(batch) :]], [batch, at[: len(batch)]]]
+    params["swapped"] = draw.rng.choice((0, 1))
+    if len(known) == 5:
+        params["mask_dims"] = masked = draw.subset(range(len(sizes)))
+        shape = tuple(1 if draw.chance(0.3) else sizes[d] for d in masked)
+        types.append(known[3] or TensorType(shape, "bool"))
+        types.append(known[4] or TensorType((), x.dtype))
+        fits = zip(types[3].shape, masked, strict=False)
+        if types[3].rank != len(masked) or any(n not in (1, sizes[d]) for n, d in fits):
+            return None
+    return params, types

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from tapestry_egg.graph.blockgraph import TensorType
@@ -49,9 +50,16 @@ SIZES = (
     Sizes("large", (17, 19, 24, 32, 2, 3), (1, 2, 2)),
     Sizes("landmarks", ()),
     Sizes("long", (600,), (1,)),
+    Sizes("long and thin", (300, 1, 2), (2,), unlike=True),
 )
-#: A tensor of more elements is not drawn.
+#: A tensor of more elements is not drawn, but for lists that are longer than a dtype counts.
 MOST_ELEMENTS = 4096
+LONGEST = 5 * 2**14
+#: Numbers that dtypes do not count up to: there places along a dim are no longer what they were.
+_COUNTED = {
+    **{"int8": 128, "uint8": 256, "float8_e4m3fn": 17, "bfloat16": 257},
+    **{"float16": 2049, "int16": 2**15, "uint16": 2**16},
+}
 
 
 class Draw:
@@ -65,12 +73,16 @@ class Draw:
         named: Sequence[str] = (),
     ) -> None:
         self.rng = rng
+        self.dtypes = DTYPES
         self.named = named  # dtypes that the rule speaks of: every other turn has one of them
         self.dtype = DTYPES[turn % len(DTYPES)]
         if named and turn % 2:
             self.dtype = named[turn // 2 % len(named)]
-        self.sizes = SIZES[(turn + turn // len(DTYPES)) % len(SIZES)]
+        self.sizes = SIZES[sum(divmod(turn, len(DTYPES))) % len(SIZES)]
         self.extents = self.sizes.extents or beside(landmarks)
+        if self.sizes.name == "long":
+            ends = [_COUNTED[d] * 5 // 4 for d in (self.dtype, *named) if d in _COUNTED]
+            self.extents = (max(ends),) if ends else self.extents
         self.ranks = self.sizes.ranks
         self.landmarks = [int(m) for m in landmarks if m == int(m) and abs(m) < 2**31]
 
@@ -78,7 +90,12 @@ class Draw:
         return self.rng.choice(self.extents)
 
     def rank(self, usual: Sequence[int]) -> int:
-        """A rank out of those that a kernel likes, unless the kind of shapes asks for others."""
+        """A rank out of those that a kernel likes, unless the kind of shapes asks for others.
+
+        Scalars go with all kinds.
+        """
+        if self.ranks and 0 in usual and self.chance(0.3):
+            return 0
         return self.rng.choice(self.ranks or tuple(usual))
 
     def shape(self, rank: int | None = None) -> tuple[int, ...]:
@@ -86,7 +103,7 @@ class Draw:
         if self.sizes.unlike and rank <= len(self.extents):
             return tuple(self.rng.sample(self.extents, rank))
         out = [self.extent() for _ in range(rank)]
-        while len(out) > 1 and _size(out) > MOST_ELEMENTS // 4:
+        while len(out) > 1 and prod(out) > MOST_ELEMENTS // 4:
             out[out.index(max(out))] = 2
         return tuple(out)
 
@@ -102,13 +119,6 @@ class Draw:
             return []
         count = self.rng.randint(least, len(values))
         return sorted(self.rng.sample(list(values), count))
-
-
-def _size(shape: Sequence[int]) -> int:
-    size = 1
-    for n in shape:
-        size *= n
-    return size
 
 
 def beside(landmarks: Sequence[float]) -> tuple[int, ...]:

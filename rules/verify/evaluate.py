@@ -26,6 +26,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.reference.kernels import prepared
+from tapestry_egg.reference.promises import breaks, can_check, keeping
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.families import MAP, MAP2
 
@@ -34,12 +35,15 @@ from .laws import Node
 from .values import Landmarks, drawn, near
 
 Array = NDArray[Any]
+# How often inputs keep what the pattern takes for granted of them.
+_KEPT = 0.7
 Numbers = Literal["field", "wide", "actual", "truth"]
 #: What a kernel's result, out of its operands, is turned into before others read it.
 Disturb = Callable[[str, Sequence[Array], Array], Array]
 
 #: Products of two residues, and sums of 500 of them, fit in 64 bits.
 PRIME = 134_217_689
+_LONGEST_SUM = 500
 #: Kernels that are sums, products and quotients, and moves.
 FIELD = frozenset(
     "add add_any sub mul neg square div integer_pow dot_general conv_general_dilated reduce_sum "
@@ -58,8 +62,21 @@ class NoReference(Exception):
     """A kernel whose numbers nothing can tell."""
 
 
+class NoValue(Exception):
+    """An operation of a replacement that has no value where the pattern has one, or that makes a
+    `promise` which does not hold."""
+
+    def __init__(self, why: str, promise: bool = False) -> None:
+        super().__init__(why)
+        self.promise = promise
+
+
 def has_field(instance: Instance) -> bool:
-    """Whether both sides consist of sums, products and quotients of numbers, and of moves."""
+    """Whether both sides consist of sums, products and quotients of numbers, and of moves, and no
+    sum is longer than fits."""
+    types = [t for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    if any(n > _LONGEST_SUM for t in types for n in t.shape):
+        return False
     return all(
         a.kernel in FIELD
         and all(
@@ -155,6 +172,37 @@ class Program:
             at[step.node.name] = out
         return at
 
+    def judged(self, values: Mapping[str, Array]) -> dict[str, Array] | None:
+        """The same; None where what the pattern takes for granted does not hold.
+
+        Raises NoValue where the replacement has no value, or takes for granted what does not hold.
+        """
+        at: dict[str, Array] = dict(values)
+        for step in self.pattern:
+            if self._broken(step.node, at):
+                return None
+            at[step.node.name] = self._run(step, at)[1]
+        for step in self.replacement:
+            kernel = self.instance.applied[step.node.signature].kernel
+            if promise := self._broken(step.node, at):
+                raise NoValue(f"`{promise}` of {kernel} does not hold", promise=True)
+            try:
+                at[step.node.name] = self._run(step, at)[1]
+            except NoReference as none:
+                if self.numbers == "actual":
+                    raise NoValue(str(none)) from None
+                raise
+        return at
+
+    def _broken(self, node: Node, at: Mapping[str, Array]) -> str:
+        """A promise of an operation that does not hold; nothing where all do."""
+        entry = self.instance.applied[node.signature]
+        operands = [at[o] for o in node.operands]
+        for promise in entry.promises:
+            if can_check(promise) and breaks(promise, entry.params, entry.inputs, operands):
+                return promise
+        return ""
+
     def after(self, at: Mapping[str, Array], moved: str, value: Array, end: str) -> Array:
         """What tensor `end` is where tensor `moved` has another value than it has in `at`, which
         holds every tensor by name. What does not read it is not computed again."""
@@ -173,9 +221,10 @@ class Program:
         operands = [at[o] for o in step.node.operands]
         try:
             return operands, step.run(operands)
-        except (TypeError, ValueError, IndexError, NotImplementedError, TemplateError) as e:
+        except (TypeError, ValueError, LookupError, NotImplementedError, TemplateError) as e:
             kernel = self.instance.applied[step.node.signature].kernel
-            raise NoReference(f"{kernel}: {e}") from None
+            why = f"it has no value for {e}" if isinstance(e, KeyError) else str(e)
+            raise NoReference(f"{kernel}: {why}") from None
 
     def widened(self, name: str, value: Array) -> Array:
         """An input in the dtype that it has in these numbers."""
@@ -191,6 +240,7 @@ class Program:
         """Values of the inputs, each out of the family that stands at its place."""
         out: dict[str, Array] = {}
         constants = self.instance.side.constants
+        kept = self._kept(rng)
         drawn_ones = [n for n in self.instance.inputs if n not in constants]
         of = dict(zip(drawn_ones, families, strict=True))
         for name, t in self.instance.inputs.items():
@@ -202,6 +252,8 @@ class Program:
                 out[name] = _constant(value, t, dtype)
             elif self.numbers == "field" and kind(t.dtype) in ("float", "complex"):
                 out[name] = rng.integers(1, PRIME, t.shape, dtype=np.int64)
+            elif name in kept:
+                out[name] = kept[name]
             else:
                 out[name] = drawn(t, of[name], rng, marks, dtype)
                 others = [out[n] for n in drawn_ones if n in out and n != name]
@@ -209,6 +261,18 @@ class Program:
                 if of[name] == "near" and kind(t.dtype) == "float" and like:
                     out[name] = near(rng, like[-1])
         return out
+
+    def _kept(self, rng: np.random.Generator) -> dict[str, Array]:
+        """Inputs that keep promises of the pattern, more often than not."""
+        found: dict[str, Array] = {}
+        for node in self.instance.side.nodes:
+            entry = self.instance.applied[node.signature]
+            known = [p for p in entry.promises if can_check(p)]
+            if known and rng.random() < _KEPT:
+                made = keeping(known, entry.params, entry.inputs, rng)
+                if made is not None:
+                    found[node.operands[made[0]]] = made[1]
+        return found
 
 
 def _constant(value: float, t: TensorType, dtype: str) -> Array:

@@ -17,12 +17,13 @@ import re
 from typing import Any
 
 import numpy as np
-import yaml
 
 from tapestry_egg.errors import RuleError
+from tapestry_egg.graph.arrays import is_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.yaml_nodes import plain_yaml
 
 _INPUT = re.compile(r"(\w+)\s*:\s*(\w+)\[([\d,\s]*)\]\s*$")
 _CONSTANT = re.compile(r"(\w+)\s*:\s*(\w+)\s*=\s*(\S+)\s*$")
@@ -47,6 +48,8 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
     constants: dict[int, np.ndarray[Any, Any]] = {}
 
     def add(name: str, tensor: TensorType, line: str) -> int:
+        if not is_dtype(tensor.dtype):
+            raise RuleError(f"{tensor.dtype!r} is not a dtype: {line}", where=where)
         if name in numbers:
             raise RuleError(f"{name!r} is defined twice in the example: {line}", where=where)
         numbers[name] = len(values)
@@ -59,7 +62,7 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
             inputs.append(add(found[1], TensorType(shape, found[2]), line))
         elif found := _CONSTANT.match(line):
             number = add(found[1], TensorType((), found[2]), line)
-            constants[number] = np.asarray(float(found[3])).astype(numpy_dtype(found[2]))
+            constants[number] = _scalar(found[2], found[3], f"{where}: {line}")
         elif found := _OPERATION.match(line):
             reads = [n.strip() for n in found[3].split(",") if n.strip()]
             missing = [n for n in reads if n not in numbers]
@@ -69,7 +72,8 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
             model = operations.get(found[2])
             kernel = model.kernel if model else found[2]
             params = dict(model.params) if model else {}
-            params.update(yaml.safe_load(found[4]) if found[4] else {})
+            if found[4]:
+                params.update(plain_yaml(found[4], RuleError, f"{where}: {line.splitlines()[0]}"))
             signature = registry.signature(kernel, params, [values[v] for v in operands])
             out = add(found[1], signature.output_types[0], line)
             operations[found[1]] = Operation(kernel, operands, (out,), params)
@@ -91,3 +95,13 @@ def example_graph(text: str, where: str = "example") -> BlockGraph:
     )
     verify_graph(graph)
     return graph
+
+
+def _scalar(dtype: str, text: str, where: str) -> np.ndarray[Any, Any]:
+    """A constant. Raises RuleError where the text is no number that the dtype has."""
+    try:
+        value = np.asarray(float(text))
+        with np.errstate(all="ignore"):
+            return value.astype(numpy_dtype(dtype))
+    except (ValueError, TypeError) as e:
+        raise RuleError(f"{text!r:.40} is no {dtype}: {e}", where=where) from None

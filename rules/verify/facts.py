@@ -12,8 +12,8 @@ import re
 from functools import cache
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.rewrite.terms.requests import OPERATORS, Form, parse, rule_sides
-from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, commands, schema
+from tapestry_egg.rewrite.terms.requests import OPERATORS, Form, rule_sides
+from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, schema
 from tapestry_egg.rules.language.receipts import content, receipts
 
 #: An order among values: bodies that ask for it fire less often, and that is all.
@@ -31,17 +31,16 @@ def refuse_facts(rule: Rule, refusal: type[RuleError]) -> None:
                 hint=f"Rules of one's own rewrite programs: {', '.join(PROGRAM_RULESETS)}.",
             )
         return
-    for _, _, text in commands(rule.egg):
-        for body, actions in rule_sides(parse(text)):
-            bound = _names(body)
-            for action in actions:
-                told = _asserted(action, bound)
-                if told:
-                    raise refusal(
-                        f"rule {rule.name!r} is refused: {told}, which cannot be tried",
-                        where=rule.where,
-                        hint="A rule's actions are `union`s of what is equal, and `let`s.",
-                    )
+    for body, actions in rule_sides(rule):
+        bound = _names(body)
+        for action in actions:
+            told = _asserted(action, bound)
+            if told:
+                raise refusal(
+                    f"rule {rule.name!r} is refused: {told}, which no program can be tried on",
+                    where=rule.where,
+                    hint="A rule's actions are `union`s of what is equal, and `let`s.",
+                )
 
 
 def _asserted(action: Form, bound: set[str]) -> str:

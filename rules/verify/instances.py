@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
@@ -26,15 +26,22 @@ from tapestry_egg.rules.language.rewrites import defaults
 
 from .admitted import jax_takes
 from .choice import Unlike
-from .draws import MOST_ELEMENTS, Draw
+from .draws import DTYPES, LONGEST, MOST_ELEMENTS, Draw
 from .example import example_graph
 from .laws import Node, Side
 from .proposals import BY_ARITY, propose, slice_beside
+from .samples import chosen
 from .values import named_dtypes
 
 #: Where an example stands for so many programs, draws end after so many in a row that fail.
 ENOUGH_GIVEN = 8
 MOST_FAILED = 400
+# A replacement with a tensor of more elements is not tried on that program.
+_MOST_BUILT = 2**19
+# How often parameters have the values that a guard speaks of.
+_SAID = 0.9
+# How often tensors have the dtypes and ranks that a guard speaks of, whatever else they are.
+_GUARDED = 0.3
 # Programs that an example stands for with its extents changed, for each of these dtypes.
 _RESIZED = 8
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -79,6 +86,13 @@ class Instance:
         return frozenset(found | (reached & set(self.inputs)))
 
     @cached_property
+    def solved(self) -> frozenset[str]:
+        """Inputs that the pattern decomposes or solves for: of what is nearly singular a result has
+        no digits."""
+        found = [(n.operands, self.applied[n.signature].signature) for n in self.side.nodes]
+        return frozenset(read[0] for read, s in found if s.steps and not s.scattered)
+
+    @cached_property
     def grows(self) -> bool:
         """Whether the pattern makes infinities of what is merely large."""
         return any(self.applied[n.signature].kernel in _GROWING for n in self.side.nodes)
@@ -101,6 +115,11 @@ class Drawn:
 
     tried: int = 0
     refused: dict[str, int] = field(default_factory=dict)
+    illegal: tuple[Instance, str] | None = None  # where a replacement is no program, and why
+
+    def refuse(self, reason: str) -> None:
+        """Count a reason."""
+        self.refused[reason] = self.refused.get(reason, 0) + 1
 
 
 # Drawing programs
@@ -172,8 +191,10 @@ def _answered(
         given = [catalogue.number(applied[g]) for g in recipe.given]
         found = catalogue.answer(rule, given)
         if found is None:
-            reason = catalogue.reason or "the guard does not hold"
-            drawn.refused[reason] = drawn.refused.get(reason, 0) + 1
+            if catalogue.reason and drawn.illegal is None:
+                none = replace(side, built=())
+                drawn.illegal = Instance(none, inputs, applied, types), catalogue.reason
+            drawn.refuse(catalogue.reason or "the guard does not hold")
             return
         wanted = {name: catalogue.entries[n] for name, n in found.items()}
     # Types that the replacement has, operation by operation.
@@ -187,6 +208,8 @@ def _answered(
                 where=rule.where,
             )
         types[node.name] = entry.output
+        if entry.output.size > _MOST_BUILT:
+            return
     every = {**applied, **wanted}
     if all(map(_whole, every.values())):
         yield Instance(side, inputs, every, types)
@@ -207,18 +230,30 @@ def _draw(
     inputs: dict[str, TensorType] = {}
     applied: dict[str, Applied] = {}
     made = {n.name for n in side.nodes}
+    usual = draw.dtype
     for name, value in side.constants.items():
         if not _holds(draw.dtype, value):
             return None
         types[name] = inputs[name] = TensorType((), draw.dtype)
+    read = {o for n in side.nodes for o in n.operands} - made - side.constants.keys()
+    for name in sorted(read & side.tensors.keys()):
+        dtype, rank = side.tensors[name]
+        if draw.chance(_GUARDED):
+            own = dtype if dtype in DTYPES else usual
+            types[name] = inputs[name] = TensorType(draw.shape(None if rank < 0 else rank), own)
     for node in side.nodes:
         known = [types.get(o) for o in node.operands]
         entry = applied.get(node.signature)
         if entry is None:
+            wanted = side.dtypes.get(node.name, ())
+            draw.dtype = usual if registry.allowed(usual, wanted) else chosen(wanted, draw)
             entry = _apply(side, node, known, applied, draw)
+            draw.dtype = usual
             if entry is None:
                 return None
             applied[node.signature] = entry
+            if not node.operands:  # what is made of nothing has a dtype that others may have, too
+                usual = draw.dtype = entry.output.dtype
         if len(entry.inputs) != len(known):
             return None
         for o, t in zip(node.operands, entry.inputs, strict=True):
@@ -257,29 +292,34 @@ def _apply(
         return applied_to("slice", slice_beside(model.params, model.inputs[0], draw), model.inputs)
     if alike and draw.chance(0.6):
         model = draw.rng.choice(alike)
-        inputs = [k or t for k, t in zip(known, model.inputs, strict=True)]
+        # The same types, or in another order, as parts of other lengths that make up as much.
+        types = model.inputs if draw.chance(0.8) else model.inputs[::-1]
+        inputs = [k or t for k, t in zip(known, types, strict=True)]
         entry = applied_to(model.kernel, model.params, inputs)
         if entry is not None and (len(allowed) == 1 or draw.chance(0.8)):
             return entry
     kernel = draw.rng.choice(allowed)
-    proposal = propose(kernel, known, draw)
+    said = {k: v for k, v in side.params[node.signature].items() if draw.chance(_SAID)}
+    proposal = propose(kernel, known, draw, said)
     if proposal is None:
         return None
     params, inputs = proposal
-    return applied_to(kernel, defaults(kernel, {**params, **side.params[node.signature]}), inputs)
+    return applied_to(kernel, defaults(kernel, params), inputs)
 
 
 def applied_to(
     kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
 ) -> Applied | None:
     """A kernel on operands of these types; None where no template fits, or not with one output."""
-    if not jax_takes(kernel, params, inputs):
-        return None
     try:
+        if not jax_takes(kernel, params, inputs):
+            return None
         types = registry.output_types(kernel, params, inputs)
     except TemplateError:
         return None
-    if len(types) != 1 or any(n < 0 for n in types[0].shape) or types[0].size > MOST_ELEMENTS:
+    if len(types) != 1 or any(n < 0 for n in types[0].shape):
+        return None
+    if any(t.size > (LONGEST if t.rank == 1 else MOST_ELEMENTS) for t in (*inputs, *types)):
         return None
     return Applied(kernel, params, tuple(inputs), types[0], None)
 
@@ -317,6 +357,9 @@ def _variants(example: str, rng: random.Random) -> Iterator[tuple[str, str]]:
     yield "", example
     for dtype in ("float32", "int32"):
         yield dtype, re.sub(r"\b(float32|int32)\b", dtype, example)
+    for old, new in _PRECISE:
+        if re.search(old, example):
+            yield "other parameters", re.sub(old, new, example)
     sizes = sorted({n for found in _SHAPES.finditer(example) for n in _NUMBER.findall(found[2])})
     for turn in range(2 * _RESIZED if _STEPS.search(example) else 0):
         found = _STEPS.sub(partial(_stepped, rng, turn), example)
@@ -345,6 +388,16 @@ def _resized(example: str, other: Mapping[str, str]) -> str:
 
 
 _NUMBER = re.compile(r"-?\d+")
+#: Parameters that say how precise results are or make promises, with other values.
+_PRECISE = (
+    ("precision: null", "precision: {$enum: [Precision, HIGHEST]}"),
+    ("accuracy: null", "accuracy: {$enum: [AccuracyMode, HIGHEST]}"),
+    ("(indices_are_sorted|unique_indices): false", r"\1: true"),
+    ("GatherScatterMode, [A-Z_]+", "GatherScatterMode, PROMISE_IN_BOUNDS"),
+    ("GatherScatterMode, [A-Z_]+", "GatherScatterMode, CLIP"),
+    ("GatherScatterMode, [A-Z_]+", "GatherScatterMode, FILL_OR_DROP"),
+    ("fill_value: [^,}]+", "fill_value: 1"),
+)
 #: Where the steps of windows stand in an example.
 _STEPS = re.compile(
     r"(window_strides: |(?:[lr]hs|base|window)_dilation: |\bpadding: )(\[[\d, \[\]-]*\])"

@@ -11,14 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 
-from tapestry_egg.errors import RuleError
+from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.scopes import Names
+from tapestry_egg.metakernels.registry import allowed, templates
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.rewrite.terms.requests import Form, parse, rule_sides
-from tapestry_egg.rules.language.book import Rule, commands
+from tapestry_egg.rewrite.terms.requests import Form, rule_sides
+from tapestry_egg.rules.language.book import Rule
 from tapestry_egg.rules.language.families import FAMILIES
+
+from .samples import dtypes_of, usual
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,35 @@ class Side:
     unions: tuple[tuple[str, str], ...]
     kernels: Mapping[str, tuple[str, ...]]  # signature -> kernels that it may be of
     constants: Mapping[str, float]  # tensor of rank 0 -> its value
-    params: Mapping[str, Mapping[str, object]]  # signature -> parameters that the guard fixes
+    params: Mapping[str, Mapping[str, object]]  # signature -> parameters that the guard speaks of
+
+    # tensor -> dtype (nothing: any) and rank (below zero: any) that the guard speaks of
+    tensors: Mapping[str, tuple[str, int]]
+
+    @cached_property
+    def dtypes(self) -> Mapping[str, Sequence[str]]:
+        """The dtypes, or kinds of these, that some tensors of the pattern must have: what reads
+        them takes no others, and what they are made of has the same."""
+        found: dict[str, Sequence[str]] = {}
+        for node in reversed(self.nodes):
+            if len(self.kernels[node.signature]) != 1:
+                continue
+            (kernel,) = self.kernels[node.signature]
+            kept = found.get(node.name, ())
+            if not _keeps_dtype(kernel):
+                kept = found[node.name] = ()
+            lists = dtypes_of(kernel, len(node.operands))
+            for operand, own in zip(node.operands, lists, strict=True):
+                found.setdefault(operand, [d for d in kept if allowed(usual(d), own)] or own)
+        return found
+
+
+@cache
+def _keeps_dtype(kernel: str) -> bool:
+    """Whether results of a kernel have the dtype of its operands."""
+    texts = {o.dtype.text for t in templates()[kernel] for o in t.outputs}
+    names = {o.name for t in templates()[kernel] for o in t.inputs}
+    return all(text.lstrip("$").split(".")[0].split("[")[0] in names for text in texts)
 
 
 def sides(rule: Rule) -> tuple[Side, ...]:
@@ -49,11 +81,10 @@ def sides(rule: Rule) -> tuple[Side, ...]:
     Raises RuleError when the operations of a body depend on each other in a circle.
     """
     found = []
-    for _, _, text in commands(rule.egg):
-        for body, actions in rule_sides(parse(text)):
-            side = _side(rule, body, actions)
-            if side.unions:
-                found.append(side)
+    for body, actions in rule_sides(rule):
+        side = _side(rule, body, actions)
+        if side.unions:
+            found.append(side)
     return tuple(found)
 
 
@@ -123,18 +154,41 @@ def _side(rule: Rule, body: Sequence[Form], actions: Sequence[Form]) -> Side:
         tuple(unions),
         kernels,
         constants,
-        {node.signature: _fixed(rule, node.signature) for node in nodes},
+        {node.signature: _spoken(rule, node.signature) for node in nodes},
+        _tensors(rule),
     )
 
 
-def _fixed(rule: Rule, signature: str) -> dict[str, object]:
-    """Parameters that a pattern gives a value that depends on nothing."""
+def _tensors(rule: Rule) -> dict[str, tuple[str, int]]:
+    """Tensors of which a guard asks for a dtype or a rank."""
+    guards = rule.recipe.guards if rule.recipe else ()
+    text = " and ".join(guard.text for guard in guards)
+    dtypes = dict(re.findall(r"\$(\w+)\.dtype == (\w+)", text))
+    ranks = dict(re.findall(r"\$(\w+)\.rank == (\d)\b", text))
+    names = {*dtypes, *ranks}
+    return {f"{n}_": (dtypes.get(n, ""), int(ranks.get(n, -1))) for n in sorted(names)}
+
+
+def _spoken(rule: Rule, signature: str) -> dict[str, object]:
+    """Parameters for which a guard asks for a value that depends on nothing."""
     found: dict[str, object] = {}
-    begin = re.compile(rf"get\(\${signature}\.params, (\w+)\) == \((.*)\)$", re.DOTALL)
     for guard in rule.recipe.guards if rule.recipe else ():
-        if (match := begin.match(guard.text)) and "$" not in match[2]:
-            found[match[1]] = plain(Expression(match[2])(Names({})))
+        for match in re.finditer(_EQUAL.replace("NAME", re.escape(signature)), guard.text):
+            for end in range(len(guard.text), match.end(), -1):
+                text = guard.text[match.end() : end]
+                if not _ENDS.match(guard.text, end) or "$" in text:
+                    continue
+                try:
+                    found[match[1] or match[2]] = plain(Expression(text)(Names({})))
+                except TemplateError:
+                    continue
+                break
     return found
+
+
+# `$s.params.axis == ` and `get($s.params, axis) == `, and what may stand behind the value.
+_EQUAL = r"(?:\$NAME\.params\.(\w+)|get\(\$NAME\.params, (\w+)\)) == "
+_ENDS = re.compile(r"\s*(\)|\]|and\b|or\b|if\b|else\b|$)")
 
 
 def _hinted(rule: Rule, signature: str) -> tuple[str, ...]:

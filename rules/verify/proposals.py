@@ -13,94 +13,35 @@ from typing import Any
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
 from tapestry_egg.rules.language.families import MAP, MAP2
 
-from .contractions import conv, dot
+from .contractions import conv, dot, ragged, weighted
 from .draws import DTYPES, Draw, Known, Proposal, first
+from .places import SCATTERS, gather, scatter
+from .samples import NOTHING, sampled
 
 
-def propose(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    """An operation of this kernel whose operands have the types that are known; None where that
-    kernel has none, or none was found."""
-    make = _PROPOSALS.get(kernel)
-    if make is None:
-        if any(t is None for t in known) and known:
-            filled = draw.tensor()
-            return {}, [t or filled for t in known]
-        return {}, [t for t in known if t is not None]
-    found = make(kernel, known, draw)
-    if found is None:
-        return None
-    params, types = found
-    if not all(takes(kernel, t) for t in types):
-        return None
-    return params, types
+def propose(
+    kernel: str, known: Known, draw: Draw, said: Mapping[str, Any] = NOTHING
+) -> Proposal | None:
+    """An operation of this kernel whose operands have the types that are known, and some of whose
+    parameters are `said`; None where that kernel has none, or none was found."""
+    if kernel in _PROPOSALS:
+        found = _PROPOSALS[kernel](kernel, known, draw)
+        return found and ({**found[0], **said}, found[1])
+    return sampled(kernel, known, draw, said)
 
 
-_KINDS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(
-        "acos acosh asin asinh atan atanh cos cosh exp expm1 log log1p logistic rsqrt sin sinh "
-        "sqrt tan tanh exp2".split(),
-        ("float", "complex"),
-    ),
-    **dict.fromkeys(
-        "bessel_i0e bessel_i1e cbrt ceil digamma erf erf_inv erfc floor is_finite lgamma round "
-        "reduce_precision atan2 nextafter".split(),
-        ("float",),
-    ),
-    **dict.fromkeys("clz population_count shift_left shift_right_logical".split(), ("int", "uint")),
-    "shift_right_arithmetic": ("int", "uint"),
-    **dict.fromkeys("not and or xor".split(), ("bool", "int", "uint")),
-    **dict.fromkeys("real imag".split(), ("complex",)),
-    "conj": ("complex",),
-    "complex": ("float",),
-    **dict.fromkeys("ge gt le lt max min".split(), ("float", "int", "uint", "bool")),
-    **dict.fromkeys("rem".split(), ("float", "int", "uint")),
-    "pow": ("float", "complex"),
-    **dict.fromkeys("sign abs".split(), ("float", "int", "complex")),
-    **dict.fromkeys("reduce_and reduce_or reduce_xor".split(), ("bool", "int", "uint")),
-    **dict.fromkeys(
-        "reduce_max reduce_min cummax cummin reduce_window_max reduce_window_min argmax argmin "
-        "sort clamp".split(),
-        ("float", "int", "uint"),
-    ),
-    **dict.fromkeys(
-        "add add_any sub mul div neg square integer_pow reduce_sum reduce_prod cumsum cumprod "
-        "dot_general conv_general_dilated reduce_window_sum cumlogsumexp".split(),
-        ("float", "complex", "int", "uint"),
-    ),
-    **dict.fromkeys(("cumlogsumexp", "softmax", "logsumexp"), ("float",)),
-}
-_ANY = ("float", "complex", "int", "uint", "bool")
-
-
-#: Kernels that JAX has for some dtypes of a kind only.
-_DTYPES = {"complex": ("float32", "float64")}
-
-
-def takes(kernel: str, t: TensorType) -> bool:
-    """Whether JAX has this kernel for an operand's dtype."""
-    return kind(t.dtype) in _KINDS.get(kernel, _ANY) and t.dtype in _DTYPES.get(kernel, (t.dtype,))
-
-
-def _unary(kernel: str, known: Known, draw: Draw) -> Proposal:
-    params: dict[str, Any] = {}
-    if kernel == "convert_element_type":
-        usual = [*DTYPES, draw.dtype]
-        new = draw.rng.choice(draw.named if draw.named and draw.chance(0.6) else usual)
-        params = {"new_dtype": {"$dtype": new}, "weak_type": False, "sharding": None}
-    elif kernel == "integer_pow":
-        params = {"y": _exponent(draw, known[0].dtype if known[0] else draw.dtype)}
-    elif kernel == "reduce_precision":
-        params = {
-            "exponent_bits": draw.rng.choice((5, 8)),
-            "mantissa_bits": draw.rng.choice((3, 7, 10, 23)),
-        }
-    elif kernel == "name":
-        params = {"name": "x"}
-    elif kernel == "round":
-        params = {"rounding_method": draw.rng.choice((0, 1))}
+def _convert(kernel: str, known: Known, draw: Draw) -> Proposal:
+    new = draw.rng.choice(draw.named if draw.named and draw.chance(0.6) else [*DTYPES, draw.dtype])
+    params = {"new_dtype": {"$dtype": new}, "weak_type": False, "sharding": None}
     return params, [known[0] or draw.tensor()]
+
+
+def _integer_pow(kernel: str, known: Known, draw: Draw) -> Proposal:
+    x = known[0] or draw.tensor()
+    return {"y": _exponent(draw, x.dtype)}, [x]
 
 
 def _exponent(draw: Draw, dtype: str) -> int:
@@ -298,11 +239,6 @@ def _concatenate(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     return {"dimension": d}, types
 
 
-def _stack(kernel: str, known: Known, draw: Draw) -> Proposal:
-    model = first(known, draw)
-    return {"axis": draw.rng.randint(0, model.rank)}, [t or model for t in known]
-
-
 def _tile(kernel: str, known: Known, draw: Draw) -> Proposal:
     x = known[0] or draw.tensor()
     return {"reps": [draw.rng.choice((1, 1, 2)) for _ in x.shape]}, [x]
@@ -310,9 +246,6 @@ def _tile(kernel: str, known: Known, draw: Draw) -> Proposal:
 
 def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
     x = known[0] or draw.tensor(draw.rank((1, 2, 3, 3, 3, 4)))
-    if kernel in ("argmax", "argmin"):
-        axes = draw.rng.sample(range(x.rank), min(1, x.rank))
-        return {"axes": axes, "index_dtype": {"$dtype": "int32"}}, [x]
     axes = draw.subset(range(x.rank), 0 if draw.chance(0.1) else 1)
     if axes and draw.chance(0.5):
         axes = [draw.rng.choice(range(x.rank))]
@@ -324,25 +257,6 @@ def _reduce(kernel: str, known: Known, draw: Draw) -> Proposal:
 def _normalised(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     x = known[0] or draw.tensor(draw.rank((1, 2, 3, 3)))
     return ({"axes": draw.subset(range(x.rank), 1)}, [x]) if x.rank else None
-
-
-def _nothing(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    """Where the parameters are too many to be met by chance: examples must do."""
-    return None
-
-
-def _scan(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
-    if not x.rank:
-        return None
-    return {"axis": draw.rng.randrange(x.rank), "reverse": draw.chance(0.3)}, [x]
-
-
-def _sort(kernel: str, known: Known, draw: Draw) -> Proposal | None:
-    x = known[0] or draw.tensor(draw.rank((1, 2, 2, 3)))
-    if not x.rank:
-        return None
-    return {"dimension": draw.rng.randrange(x.rank), "is_stable": True, "num_keys": 1}, [x]
 
 
 def _window(kernel: str, known: Known, draw: Draw) -> Proposal | None:
@@ -368,6 +282,21 @@ def _window(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     }, [x]
 
 
+def _chosen(kernel: str, known: Known, draw: Draw) -> Proposal | None:
+    """What is added where the greatest or least element of each window lies."""
+    source, operand = known
+    made = _window("reduce_window_max", [operand], draw)
+    if made is None:
+        return None
+    params, (operand,) = made
+    if any(n != 1 for name in ("base_dilation", "window_dilation") for n in params[name]):
+        return None
+    (out,) = registry.output_types("reduce_window_max", params, [operand])
+    kept = {k: v for k, v in params.items() if not k.endswith("dilation")}
+    prim = {"$primitive": draw.rng.choice(("ge", "le"))}
+    return {"select_prim": prim, **kept}, [source or out, operand]
+
+
 def _iota(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     shape = list(draw.shape(draw.rank((1, 2, 3))))
     dtype = draw.dtype if draw.dtype != "bool" else "int32"
@@ -381,40 +310,44 @@ def _dynamic_slice(kernel: str, known: Known, draw: Draw) -> Proposal | None:
     if x.rank != count:
         return None
     sizes = [draw.rng.randint(1, n) if n else 0 for n in x.shape]
-    starts = [t or TensorType((), "int32") for t in known[len(known) - count :]]
+    own = draw.rng.choice(("int32", "int32", "int32", "int8", "uint8", "int64"))
+    starts = [t or TensorType((), own) for t in known[len(known) - count :]]
     if kernel == "dynamic_update_slice":
         return {}, [x, known[1] or TensorType(tuple(sizes), x.dtype), *starts]
     return {"slice_sizes": sizes}, [x, *starts]
 
 
 _PROPOSALS: Mapping[str, Callable[[str, Known, Draw], Proposal | None]] = {
-    **dict.fromkeys((*MAP, "copy_p", "optimization_barrier"), _unary),
     **dict.fromkeys(MAP2, _binary),
     **dict.fromkeys(
         "reduce_sum reduce_prod reduce_max reduce_min reduce_and reduce_or reduce_xor".split(),
         _reduce,
     ),
-    **dict.fromkeys(("argmax", "argmin"), _reduce),
     **dict.fromkeys(("softmax", "logsumexp"), _normalised),
-    **dict.fromkeys(("gather", "scatter", "scatter-add"), _nothing),
-    **dict.fromkeys("cumsum cumprod cummax cummin cumlogsumexp".split(), _scan),
     **dict.fromkeys("reduce_window_sum reduce_window_max reduce_window_min".split(), _window),
+    **dict.fromkeys(SCATTERS, scatter),
+    "attention": weighted,
     "broadcast_in_dim": _broadcast,
     "clamp": _clamp,
     "concatenate": _concatenate,
     "conv_general_dilated": conv,
+    "convert_element_type": _convert,
     "dot_general": dot,
+    "dot_logsumexp": weighted,
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_slice,
+    "exp_dot": weighted,
+    "gather": gather,
+    "integer_pow": _integer_pow,
     "iota": _iota,
     "pad": _pad,
+    "ragged_dot_general": ragged,
     "reshape": _reshape,
     "rev": _rev,
+    "select_and_scatter_add": _chosen,
     "select_n": _select,
     "slice": _slice,
-    "sort": _sort,
     "squeeze": _squeeze,
-    "stack": _stack,
     "tile": _tile,
     "transpose": _transpose,
 }

@@ -37,7 +37,7 @@ Landmarks = tuple[float, ...]
 #: usual functions have values: what overflows says nothing about a law.
 FINITE = (
     *("normal", "unit", "ties", "around", "tens", "zeros", "beyond", "halves"),
-    *("small", "equal", "one-hot", "rising", "falling", "magnitudes"),
+    *("small", "equal", "one-hot", "rising", "falling", "magnitudes", "dominant"),
 )
 #: Families that a law must hold on in a program's own dtype where it reorders: far from its ends.
 MODERATE = ("normal", "unit", "ties", "around", "tens", "one-hot", "high")
@@ -218,6 +218,17 @@ def _sorted(rng: np.random.Generator, shape: tuple[int, ...], step: int) -> Arra
     return np.asarray(drawn.reshape(shape))
 
 
+def _dominant(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
+    """Matrices far from singular, positive definite, and symmetric in one draw of two."""
+    x = rng.normal(size=shape)
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        return x
+    x = x / 2 / max(1, shape[-1])
+    if rng.random() < 0.5:
+        x = (x + np.swapaxes(x, -1, -2)) / 2
+    return np.asarray(x + np.eye(shape[-1]) * rng.integers(1, 4, shape[-1]))
+
+
 def _equal(rng: np.random.Generator, shape: tuple[int, ...], marks: Landmarks, e: Ends) -> Array:
     return np.full(shape, _chosen(rng, np.append(around(marks), (2.0, -3.0)), ()))
 
@@ -251,6 +262,7 @@ _FLOATS: Mapping[str, _Floats] = {
     "halves": lambda rng, shape, m, e: rng.integers(-7, 8, shape) / 2,
     "equal": _equal,
     "one-hot": _one_hot,
+    "dominant": _dominant,
     "rising": lambda rng, shape, m, e: _sorted(rng, shape, 1),
     "falling": lambda rng, shape, m, e: _sorted(rng, shape, -1),
     "zeros": _pick((0.0, -0.0, 0.0, 1.0)),
@@ -314,6 +326,8 @@ def _flags(family: str, rng: np.random.Generator, shape: tuple[int, ...]) -> Arr
         return np.zeros(shape, bool)
     if family == "equal":
         return np.full(shape, bool(rng.random() < 0.5))
+    if family in ("unit", "high"):
+        return np.ones(shape, bool)
     if family == "one-hot":
         return np.asarray(_one_hot(rng, shape, (), Ends((), 0, 0)) != 0)
     return np.asarray(rng.random(shape) < 0.5)
@@ -339,6 +353,10 @@ def drawn(
             _FLOATS[finite](rng, t.shape, marks, ends(part)).astype(part) for _ in range(2)
         )
         return np.asarray(real + 1j * imaginary).astype(numpy_dtype(as_dtype))
+    if t.dtype == "key<fry>":
+        keys = np.zeros(t.shape, numpy_dtype(own))
+        keys["words"] = rng.integers(0, 2**32, (*t.shape, 2), np.uint32)
+        return keys
     if what != "float":
         raise TemplateError(f"no values of dtype {t.dtype} can be drawn")
     limits = ends(own)

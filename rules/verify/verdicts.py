@@ -19,31 +19,36 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from time import thread_time
+from typing import Any
 
 import numpy as np
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.graph.arrays import kind
+from tapestry_egg.metakernels.signatures.parameters import readable
+from tapestry_egg.reference.promises import can_check
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 
+from .admitted import jax_takes
 from .choice import Unlike
 from .compare import (
     differs_by_rounding,
     differs_exactly,
     differs_over_the_reals,
+    discrete,
     loses_numbers,
     roomy,
     sums,
     widest,
 )
-from .evaluate import Array, NoReference, Numbers, Program, Ready, has_field
+from .evaluate import PRIME, Array, NoReference, NoValue, Numbers, Program, Ready, has_field
 from .facts import refuse_facts
 from .instances import Drawn, Instance, instances
-from .laws import Side, sides
+from .laws import Node, Side, sides
 from .proofs import Prover
 from .values import EXTREME, FINITE, MASKS, MODERATE, ROUNDED, Landmarks, landmarks, mixtures
 
@@ -54,6 +59,11 @@ MATCHES = 200
 TRIES = 6000
 # Further programs that are tried after a failure, for a smaller one.
 _SHRINK = 25
+# Numbers that counterexamples are simplified to, and how often that is tried, element by element
+# where an input has as few as this.
+_SIMPLE = (0, 1, 2, 3, -1, 0.5)
+_SIMPLER = 100
+_FEW_ELEMENTS = 16
 # So many programs are tried with every family of values, further ones with half of them.
 _ALL = 10
 # Mixtures of families that each program is tried on, beside every family alone; of masks, in the
@@ -68,22 +78,34 @@ _SMALL = ("tiny", "scales")
 @dataclass(frozen=True)
 class Counterexample:
     """Where the two sides of a rule differ: a program in the form of `example:`, the values of its
-    inputs, and what either side gives (types, where these differ)."""
+    inputs, and what either side gives (types, where these differ).
+
+    `numbers` is the kind of arithmetic, `arithmetic` says which in words.
+    """
 
     program: str
     inputs: dict[str, str]
     pattern: str
     replacement: str
     numbers: str
+    arithmetic: str = ""
 
     def __str__(self) -> str:
-        lines = [*self.program.splitlines()]
-        lines += [f"with {name} = {value}" for name, value in self.inputs.items()]
-        lines += [
-            f"the pattern gives     {self.pattern}",
-            f"the replacement gives {self.replacement}",
-        ]
-        return "\n".join(lines)
+        values = ", ".join(f"{name} = {value}" for name, value in self.inputs.items())
+        checked = f"Checked in {self.arithmetic}: {values or 'this program'} gives"
+        if self.numbers in _STATIC:
+            checked = "It gives"
+        return "\n".join(
+            [
+                "Smallest program found:",
+                *(f"  {line}" for line in self.program.splitlines()),
+                f"{checked} left {self.pattern}, right {self.replacement}.",
+            ]
+        )
+
+
+#: What is told of a program before any value is drawn.
+_STATIC = ("type", "loss", "promise", "none")
 
 
 class RuleRefused(RuleError):
@@ -161,15 +183,17 @@ def _verify(rule: Rule, laws: tuple[Side, ...], seed: int, wanted: int) -> Verdi
         unlike = Unlike(wanted, marks)
         found = instances(rule, law, seed, TRIES, drawn, marks, unlike)
         for number, instance in enumerate(islice(found, MATCHES)):
-            problem, used, tried = _try(rule, instance, marks, seed, number)
+            problem, used, tried = _try(rule, instance, marks, seed, number, drawn)
             refuting = None if problem is not None else prover.refutation(instance)
             if refuting is not None:
                 problem = _confirmed(rule, instance, refuting)
             if problem is not None:
                 smaller = _smallest(rule, law, marks, seed, instance, problem)
+                what, hint = _FAILS[smaller.numbers]
                 raise RuleRefused(
-                    f"rule {rule.name!r} is refused: {_FAILS[smaller.numbers]}",
+                    f"rule {rule.name!r} is refused: {what}",
                     where=rule.where,
+                    hint=hint,
                     counterexample=smaller,
                 )
             cases += tried
@@ -192,12 +216,23 @@ def _verify(rule: Rule, laws: tuple[Side, ...], seed: int, wanted: int) -> Verdi
     )
 
 
+_NARROW = "Correct the replacement, or add a `guard:` that excludes this program."
+_CLASS = "Give it another `numerics:` class, or a `guard:` that excludes this program."
 _FAILS = {
-    "type": "the two sides have different types",
-    "field": "the two sides differ",
-    "wide": "the two sides differ",
-    "actual": "the two sides round differently than its numerics class says",
-    "integer": "the two sides differ",
+    "type": ("its two sides have different types", _NARROW),
+    "loss": (
+        "its replacement is less precise than its pattern",
+        "Take the parameter from the pattern, or declare `numerics: changes_rounding`.",
+    ),
+    "promise": (
+        "its replacement makes a promise that its pattern does not make",
+        "Take the parameter from the pattern, or leave it out.",
+    ),
+    "none": ("its replacement has no value where its pattern has one", _NARROW),
+    "field": ("its two sides differ", _NARROW),
+    "wide": ("its two sides differ", _NARROW),
+    "actual": ("its two sides round differently than its numerics class allows", _CLASS),
+    "integer": ("its two sides differ", _NARROW),
 }
 
 
@@ -211,21 +246,29 @@ _UNSET = re.compile(r"\$(?P<name>\w+) is not a name here")
 
 
 def _never(rule: Rule, drawn: Drawn) -> RuleRefused:
-    reasons = sorted(drawn.refused, key=lambda r: -drawn.refused[r])
-    why = f"; mostly: {reasons[0]}" if reasons else "; its pattern matched none"
-    hint = "Give it an `example:` that it applies to, of kernels that have a reference."
-    if reasons and (unset := _UNSET.fullmatch(reasons[0])):
-        name = unset["name"]
-        why = f": a kernel of its replacement has no value for {name}"
-        hint = (
-            f"Give it, KERNEL{{{name}=...}}(x), or take that of the pattern's: label it, "
-            "`s:KERNEL(...)`, and write `s(x)`."
+    """The error about a rule that no program could be tried on."""
+    if drawn.illegal is not None:
+        instance, why = drawn.illegal
+        what, hint = _FAILS["none"]
+        if unset := _UNSET.fullmatch(why):
+            name = unset["name"]
+            what = f"a kernel of its replacement has no value for {name}"
+            hint = (
+                f"Give a value, KERNEL{{{name}=...}}(x), or take that of the pattern: label its "
+                "kernel, `s:KERNEL(...)`, and write `s(x)`."
+            )
+        return RuleRefused(
+            f"rule {rule.name!r} is refused: {what}",
+            where=rule.where,
+            hint=hint,
+            counterexample=_counterexample(instance, {}, "a value", f"nothing: {why}", "none"),
         )
+    reasons = sorted(drawn.refused, key=lambda r: -drawn.refused[r])
+    why = reasons[0] if reasons else "no program drawn matches its pattern"
     return RuleRefused(
-        f"rule {rule.name!r} cannot be checked: it applies to none of {drawn.tried} programs{why}",
+        f"rule {rule.name!r} cannot be checked: {why} ({drawn.tried} programs drawn)",
         where=rule.where,
-        hint=hint,
-        counterexample=None,
+        hint="Add an `example:`: a program that the rule applies to, of kernels with a reference.",
     )
 
 
@@ -241,7 +284,7 @@ def _smallest(
     size = instance.size
     for number, other in enumerate(instances(rule, law, seed + 1, TRIES // 16, Drawn(), marks)):
         if other.size < size and other.size:
-            found, *_ = _try(rule, other, marks, seed, number)
+            found, *_ = _try(rule, other, marks, seed, number, Drawn())
             if found is not None:
                 size, problem = other.size, found
         if number >= _SHRINK:
@@ -253,32 +296,101 @@ def _smallest(
 
 
 def _try(
-    rule: Rule, instance: Instance, marks: Landmarks, seed: int, number: int
+    rule: Rule, instance: Instance, marks: Landmarks, seed: int, number: int, drawn: Drawn
 ) -> tuple[Counterexample | None, tuple[str, ...], int]:
-    """What is wrong on one program, by which numbers it was judged, on how many inputs."""
-    for root, made in instance.side.unions:
-        old, new = instance.types[root], instance.types[made]
-        if (old.shape, old.dtype) != (new.shape, new.dtype):
-            return _counterexample(instance, {}, str(old), str(new), "type"), (), 0
+    """What is wrong on one program, by which numbers it was judged, on how many inputs.
+
+    Why it cannot be judged is noted in `drawn`.
+    """
+    wrong = _told_apart(rule, instance)
+    if wrong is not None:
+        left, right, what = wrong
+        return _counterexample(instance, {}, left, right, what), (), 0
     used: dict[str, None] = {}
     rng = np.random.default_rng((seed, number))
     cases = 0
-    try:
-        programs = _Programs(instance)
-        for numbers, families in _plan(rule, instance, number):
-            program = programs.over(numbers)
-            if program is None:
-                continue
+    programs = _Programs(instance)
+    for numbers, families in _plan(rule, instance, number):
+        program = programs.over(numbers)
+        if program is None:
+            if numbers == "actual":
+                drawn.refuse(programs.missing)
+            continue
+        try:
             values = program.inputs(families, rng, marks)
             found, judged = _compare(rule, instance, programs, values, numbers)
-            if found is not None:
-                return found, (), cases
-            cases += 1
-            if judged:
-                used[numbers] = None
-    except NoReference:
-        return None, (), cases
+        except NoReference as none:
+            drawn.refuse(str(none))
+            continue
+        if found is not None:
+            return _simplest(rule, instance, programs, values, numbers, found), (), cases
+        cases += 1
+        if judged:
+            used[numbers] = None
     return None, tuple(used), cases
+
+
+def _told_apart(rule: Rule, instance: Instance) -> tuple[str, str, str] | None:
+    """What is wrong before any value is drawn: with what either side gives, and its kind."""
+    for root, made in instance.side.unions:
+        old, new = instance.types[root], instance.types[made]
+        if (old.shape, old.dtype) != (new.shape, new.dtype):
+            return str(old), str(new), "type"
+    for node in instance.side.built:
+        entry = instance.applied[node.signature]
+        if not jax_takes(entry.kernel, entry.params, entry.inputs):
+            return "a value", f"none: JAX has no such {entry.kernel}", "none"
+        for promise in entry.promises:
+            if not can_check(promise) and not _promised(instance, node, promise):
+                return "no promise", f"{entry.kernel} with the promise `{promise}`", "promise"
+    if rule.numerics == "changes_rounding":
+        return None
+    return _less_precise(instance)
+
+
+def _promised(instance: Instance, node: Node, promise: str) -> bool:
+    """Whether an operation of the pattern makes the same promise of the same operands."""
+    kernel = instance.applied[node.signature].kernel
+    return any(
+        other.operands == node.operands
+        and instance.applied[other.signature].kernel == kernel
+        and promise in instance.applied[other.signature].promises
+        for other in instance.side.nodes
+    )
+
+
+def _less_precise(instance: Instance) -> tuple[str, str, str] | None:
+    """An input that a replacement reads with fewer bits than the pattern does, which may read it as
+    coarsely as whatever it is multiplied with."""
+    less = _lost(instance, instance.side.nodes, shared=True)
+    for (name, way), more in _lost(instance, instance.side.built).items():
+        known = less.get((name, way), 0.0)
+        if more > known:
+            old, new = (f"{_word(name)} at a loss of {n:g} bits ({way})" for n in (known, more))
+            return old, new, "loss"
+    return None
+
+
+def _lost(
+    instance: Instance, nodes: Sequence[Node], shared: bool = False
+) -> dict[tuple[str, str], float]:
+    """Of every input, and every way to lose precision, the most bits that are lost behind it; with
+    `shared` also by what it meets there, unless it is only added to that."""
+    reached: dict[str, set[str]] = {n: {n} for n in instance.inputs}
+    inside: dict[str, dict[str, float]] = {}
+    found: dict[tuple[str, str], float] = {}
+    for node in nodes:
+        entry = instance.applied[node.signature]
+        reached[node.name] = {n for o in node.operands for n in reached.get(o, {o})}
+        lost = inside[node.name] = dict(entry.losses)
+        for operand in node.operands:
+            for way, bits in inside.get(operand, {}).items():
+                lost[way] = max(lost.get(way, bits), bits)
+        added = any(len(p.inputs) > 1 for p in entry.signature.passages)
+        for way, bits in (lost if shared and not added else entry.losses).items():
+            for name in reached[node.name]:
+                found[name, way] = max(found.get((name, way), bits), bits)
+    return found
 
 
 class _Programs:
@@ -287,6 +399,7 @@ class _Programs:
     def __init__(self, instance: Instance) -> None:
         self.instance = instance
         self.made: dict[Numbers, Program | None] = {}
+        self.missing = ""  # why there is no program over the dtypes that the program has
         self._ready: Ready = {}
 
     def over(self, numbers: Numbers) -> Program | None:
@@ -295,8 +408,9 @@ class _Programs:
         if numbers not in self.made:
             try:
                 self.made[numbers] = Program(self.instance, numbers, self._ready)
-            except NoReference:
+            except NoReference as none:
                 self.made[numbers] = None
+                self.missing = str(none) if numbers == "actual" else self.missing
         return self.made[numbers]
 
 
@@ -324,9 +438,11 @@ def _plan(rule: Rule, instance: Instance, number: int) -> Iterator[tuple[Numbers
     # Of nothing at all a quotient's divisor is not asked.
     fixed = summed if instance.has_empty and rule.numerics != "exact" else frozenset[str]()
 
+    own = {**dict.fromkeys(fixed, "unit"), **dict.fromkeys(instance.solved, "dominant")}
+
     def every(families: Sequence[str], *more: Sequence[str]) -> Iterator[Sequence[str]]:
         for chosen in (*walked(families), *(c for m in more for c in mixed(m))):
-            yield tuple("unit" if n in fixed else f for n, f in zip(drawn, chosen, strict=True))
+            yield tuple(own.get(n, f) for n, f in zip(drawn, chosen, strict=True))
 
     def walked(families: Sequence[str]) -> Iterator[Sequence[str]]:
         # The first programs meet every family, later ones every other.
@@ -386,7 +502,15 @@ def _compare(
 ) -> tuple[Counterexample | None, bool]:
     program = programs.over(numbers)
     assert program is not None
-    at = program.evaluate(values)
+    try:
+        at = program.judged(values)
+    except NoValue as none:
+        pattern = program.evaluate(values, pattern_only=True)
+        left = pattern[instance.side.unions[0][0]]
+        kind_ = "promise" if none.promise else "none"
+        return _counterexample(instance, values, _shown(left), f"nothing: {none}", kind_), False
+    if at is None:
+        return None, False
     truth: dict[str, Array] = {}
     rounds = instance.rounds and rule.numerics != "exact"
     wide = program
@@ -411,38 +535,94 @@ def _compare(
             wrong, told = differs_by_rounding(instance, at, truth, root, made, wide, given)
         judged |= told
         if wrong:
-            held = numbers if left.dtype.kind in "fcV" or numbers == "field" else "integer"
+            held = "integer" if discrete(left) and numbers != "field" else numbers
+            if numbers == "field":  # residues beside zero
+                left, right = (np.where(x > PRIME // 2, x - PRIME, x) for x in (left, right))
             texts = [_shown(left), _shown(right)]
             if texts[0] == texts[1]:
                 texts = [_shown(left, 17), _shown(right, 17)]
-            return _counterexample(instance, values, texts[0], texts[1], held), False
+            over = {"field": f"arithmetic modulo {PRIME}", "wide": str(left.dtype)}
+            name = over.get(numbers, instance.types[root].dtype)
+            return _counterexample(instance, values, texts[0], texts[1], held, name), False
     return None, judged
 
 
 # Telling it
 
 
+def _simplest(
+    rule: Rule,
+    instance: Instance,
+    programs: _Programs,
+    values: Mapping[str, Array],
+    numbers: Numbers,
+    found: Counterexample,
+) -> Counterexample:
+    """The same failure with simpler numbers: whole inputs first, then element by element."""
+    best, left = dict(values), _SIMPLER
+
+    def fails(name: str, at: Any, number: float) -> bool:
+        nonlocal found, left
+        left -= 1
+        other = np.array(best[name])
+        other[at] = number
+        try:
+            problem, _ = _compare(rule, instance, programs, {**best, name: other}, numbers)
+        except NoReference:
+            return False
+        if problem is None or problem.numbers != found.numbers:
+            return False
+        best[name], found = other, problem
+        return True
+
+    for name, x in values.items():
+        if name in instance.side.constants or x.dtype.names:
+            continue
+        simple = [c for c in _SIMPLE if _exact(c, x.dtype) and (c >= 0 or numbers != "field")]
+        parts: list[Any] = [...]
+        if 1 < x.size <= _FEW_ELEMENTS:
+            parts += np.ndindex(x.shape)
+        for at in parts:
+            for number in simple:
+                if left <= 0 or (best[name][at] == number).all() or fails(name, at, number):
+                    break
+    return found
+
+
+def _exact(number: float, dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype has this number."""
+    held = np.asarray(number).astype(dtype)
+    return bool(held.astype(np.complex128) == number)
+
+
 def _counterexample(
-    instance: Instance, values: dict[str, Array], left: str, right: str, numbers: str
+    instance: Instance,
+    values: Mapping[str, Array],
+    left: str,
+    right: str,
+    numbers: str,
+    arithmetic: str = "",
 ) -> Counterexample:
     lines = [f"{_word(name)}: {t.dtype}{list(t.shape)}" for name, t in instance.inputs.items()]
-    for title, nodes in (("", instance.side.nodes), ("becomes", instance.side.built)):
-        if title:
-            ends = {b: a for a, b in instance.side.unions}
-            lines.append(", ".join(f"{_word(a)} becomes {_word(b)}" for b, a in ends.items()))
-        for node in nodes:
-            entry = instance.applied[node.signature]
-            params = {k: v for k, v in entry.params.items() if v is not None}
-            operands = ", ".join(map(_word, node.operands))
-            text = f"{_word(node.name)} = {entry.kernel}({operands})"
-            lines.append(f"{text} {params}" if params else text)
+    lines += [f"left:  {line}" for line in _written(instance, instance.side.nodes)]
+    lines += [f"right: {line}" for line in _written(instance, instance.side.built)]
+    ends = ", ".join(f"{_word(a)} becomes {_word(b)}" for a, b in instance.side.unions)
     return Counterexample(
-        "\n".join(lines),
+        "\n".join([*lines, ends]),
         {_word(n): _shown(v) for n, v in values.items()},
         left,
         right,
         numbers,
+        arithmetic,
     )
+
+
+def _written(instance: Instance, nodes: Sequence[Node]) -> Iterator[str]:
+    for node in nodes:
+        entry = instance.applied[node.signature]
+        params = {k: readable(v) for k, v in entry.params.items() if v is not None}
+        shown = f" {params}" if params else ""
+        yield f"{_word(node.name)} = {entry.kernel}({', '.join(map(_word, node.operands))}){shown}"
 
 
 def _word(name: str) -> str:

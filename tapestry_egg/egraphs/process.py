@@ -35,14 +35,14 @@ class Budget:
     An iteration of the program's algebra that leaves more than twice as many `rows` is taken back.
     `seconds` are of egglog's processor time, whatever else the machine does. They are there for an
     iteration that explodes: where they end one, the front's notes say so. `choice` are units of
-    `Work` for each choice among what the rules of the program's algebra found: when they are spent,
+    `Work` for all choices among what the rules of a program's algebra found: when they are spent,
     the best program tried until then is taken.
     """
 
     iterations: int = 40
     rows: int = 4_000_000
     seconds: float = 60.0
-    choice: float = 10.0
+    choice: float = 4.0
 
 
 class Exhausted(Exception):
@@ -171,6 +171,15 @@ class EGraph:
         # egglog tells them in an order of its own, another one in every process.
         self.timeline.append(Tick(ruleset, self.rows(), spent, dict(sorted(matches.items()))))
         return bool(answer["updated"])
+
+    def holds(self, facts: str) -> bool:
+        """Whether facts hold, as egglog's `check` has them."""
+        self._flush()
+        try:
+            self._worker.ask({"run": [f"(check {facts})"]})
+        except Refused:
+            return False
+        return True
 
     def rows(self) -> int:
         """Rows of all tables."""

@@ -7,7 +7,7 @@ between iterations.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -53,6 +53,7 @@ class Saturation:
     matches: dict[str, int]
     timeline: tuple[Tick, ...]
     by_clock: bool  # whether time ended it before another budget did
+    reached: bool = False  # whether the goal was reached
 
 
 def saturate(
@@ -65,12 +66,14 @@ def saturate(
     declared: str = "",
     requests: Requests | None = None,
     most_rows: float = float("inf"),
+    goal: Callable[[], str] | None = None,
 ) -> Saturation:
     """Run rules, each with the egglog forms that stand for it, on facts, a round after the other.
 
     `declared` is egglog text that stands before the rules. An iteration that leaves more than
-    `most_rows` is taken back, and its round is over. Raises RuleError, with the rule's place in its
-    file, when egglog refuses a rule.
+    `most_rows` is taken back, and its round is over. After every iteration `goal` gives facts as
+    egglog's `check` reads them ("": none yet); nothing more runs once they hold. Raises RuleError,
+    with the rule's place in its file, when egglog refuses a rule.
     """
     with (
         scratch() as folder,
@@ -81,13 +84,15 @@ def saturate(
         for rule, forms in rules:
             egraph.add_rule(rule, forms)
         _load(egraph, facts)
-        saturated, iterations = True, 0
+        saturated, iterations, reached = True, 0, False
         for each in rounds:
             if each.once:
                 for ruleset in each.rulesets:
                     egraph.step(ruleset)
                 continue
-            finished, ran = _fixpoint(egraph, each.rulesets, budget, requests, most_rows)
+            if reached := reached or _holds(egraph, goal):
+                break
+            finished, ran = _fixpoint(egraph, each.rulesets, budget, requests, most_rows, goal)
             saturated = saturated and finished
             iterations += ran
         return Saturation(
@@ -98,6 +103,7 @@ def saturate(
             egraph.matches,
             tuple(egraph.timeline),
             egraph.by_clock,
+            reached or _holds(egraph, goal),
         )
 
 
@@ -107,9 +113,10 @@ def _fixpoint(
     budget: Budget,
     requests: Requests | None,
     most_rows: float,
+    goal: Callable[[], str] | None,
 ) -> tuple[bool, int]:
-    """Run rulesets in turn until nothing changes and nothing is granted, or a budget is spent;
-    whether it was the former, and the iterations that changed something."""
+    """Run rulesets in turn until nothing changes and nothing is granted, or a budget is spent or
+    the goal reached; whether it was the former, and the iterations that changed something."""
     for i in range(budget.iterations):
         if requests is not None:
             _load(egraph, requests.news())
@@ -120,6 +127,8 @@ def _fixpoint(
             ]
         except Exhausted:
             return False, i
+        if _holds(egraph, goal):
+            return False, i + 1
         granted: Facts = {}
         if requests is not None:
             granted = requests.answers(egraph.unseen("want"))
@@ -129,6 +138,11 @@ def _fixpoint(
         if egraph.rows() > budget.rows:
             return False, i + 1
     return False, budget.iterations
+
+
+def _holds(egraph: EGraph, goal: Callable[[], str] | None) -> bool:
+    facts = goal() if goal else ""
+    return bool(facts) and egraph.holds(facts)
 
 
 def _load(egraph: EGraph, facts: Facts) -> None:

@@ -31,6 +31,7 @@ from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import objective
 from tapestry_egg.machine.topology import parts
+from tapestry_egg.plans.passed import CERTIFIED
 from tapestry_egg.plans.plan import BodyPlan, Plan, RuleStep
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.rewrite.equivalence import check_equivalent
@@ -205,7 +206,7 @@ def admit_front(
 ) -> None:
     """Certify a front that comes from elsewhere: its plans, that of the user's own shardings among
     them, as `admit` does, and what it says beside them. Raises PlanError with the place."""
-    _check_head(front, where)
+    check_head(front, where)
     plans = list(front.plans)
     at = [f"{where}.plans[{i}]" for i in range(len(plans))]
     if front.original is not None:
@@ -213,7 +214,8 @@ def admit_front(
     admit(plans, at, where, rules, folder)
 
 
-def _check_head(front: Front, where: str) -> None:
+def check_head(front: Front, where: str) -> None:
+    """Check what a front says of all of its plans. Raises PlanError with the place."""
     names = [p.name for p in front.plans]
     if len(set(names)) != len(names):
         raise PlanError("two plans have one name", where=f"{where}.plans", hint=_HINT)
@@ -276,6 +278,7 @@ def _admit_plan(plan: Plan, place: str, ground: Ground, groups: Sequence[tuple[i
     if len(plan.collectives) != len(moved):
         raise refuse(f"the plan makes {len(moved)} collectives", "collectives")
     _check_bodies(plan.body, ground, walk, groups, refuse)
+    CERTIFIED.add(plan)
 
 
 def _check_bodies(

@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import io
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from tapestry_egg.atomic import write_atomic
+from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import GraphError
-from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.front import Front, audit
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.packed import read_unpacked
+from tapestry_egg.plans.passed import CERTIFIED
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import brief
 from tapestry_egg.rules.language.book import RuleBook
@@ -43,8 +45,13 @@ from tapestry_egg.tracing.graph_documents import (
 )
 from tapestry_egg.tracing.trace import Program
 
-from .admission import admit, admit_front
-from .front_documents import front_document, front_from_document
+from .admission import admit, admit_front, check_head
+from .front_documents import (
+    FrontRecord,
+    front_document,
+    front_from_document,
+    front_from_record,
+)
 from .plan_documents import (
     OriginRecord,
     PlanRecord,
@@ -53,6 +60,7 @@ from .plan_documents import (
     plan_from_record,
     plan_record,
 )
+from .receipts import is_certified, keep
 
 if TYPE_CHECKING:
     from tapestry_egg.loom.tags import Covers
@@ -82,14 +90,31 @@ class PlanFile(PlanRecord, frozen=True, kw_only=True, forbid_unknown_fields=True
     sources: list[SourceRecord] = []
 
 
+class FrontFile(FrontRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a front file holds beside the front itself."""
+
+    tapestry_egg: str
+    version: int
+    digests: dict[str, str]
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What a file says that it is."""
+
+    tapestry_egg: str
+
+
 def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     """Write a program, a graph, a plan or a front to `path`, whole or not at all.
 
-    Raises GraphError for a graph that holds objects of this process (callbacks, meshes), naming
-    the operation and its source line, and TapestryError where the file cannot be written.
+    A plan is checked by the ledger first, those of a front when one is chosen. Raises PlanError
+    where it refuses the plan, GraphError for a graph that holds objects of this process (callbacks,
+    meshes), naming the operation and its source line, and TapestryError where the file cannot be
+    written.
     """
     _check_path(path, "save")
     if isinstance(obj, Plan):
+        audit(obj)
         document = sealed(_plan_document(obj))
     elif isinstance(obj, Front):
         document = sealed(_head("front", front_document(obj)))
@@ -105,6 +130,11 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError, TypeError) as e:
         raise GraphError(f"cannot be written as JSON: {e}", where=str(path)) from e
     write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    plans = (obj,) if isinstance(obj, Plan) else obj.every if isinstance(obj, Front) else ()
+    if plans and all(plan in CERTIFIED for plan in plans):
+        if isinstance(obj, Front):
+            check_head(obj, str(path))
+        keep(data, plans)
 
 
 def load(
@@ -133,19 +163,38 @@ def load_sharded(path: str | Path) -> tuple[Program | Plan | Front, Covers]:
     return _load(path, (), True, shards=True)
 
 
+@rarely_collected()
 def _load(
     path: str | Path, rules: Sequence[str | Path | RuleBook], certify: bool, shards: bool
 ) -> tuple[Program | Plan | Front, Covers]:
-    document = _read(path)
-    where = f"{path}: $"
+    data, where = _read(path), f"{path}: $"
+    if certify and is_certified(data):
+        return _known(data, where), {}
+    document = _decoded(data, path)
     try:
         if "tapestry_egg" not in document and "nodes" in document:
             from tapestry_egg.loom import loom_from_json, program_from_loom
 
             return program_from_loom(loom_from_json(document, where), where, shards=shards)
-        return _loaded(document, where, rules, certify, Path(path).parent), {}
+        found = _loaded(document, where, rules, certify, Path(path).parent)
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None
+    plans = found.every if isinstance(found, Front) else (found,) if isinstance(found, Plan) else ()
+    if certify and plans:
+        keep(data, plans)
+    return found, {}
+
+
+def _known(data: bytes, where: str) -> Plan | Front:
+    """The plans in a file that was certified before, read as far as they are asked for."""
+    if msgspec.json.decode(data, type=_Head).tapestry_egg == "front":
+        file = msgspec.json.decode(data, type=FrontFile)
+        found: Plan | Front = front_from_record(file, where, late=True)
+    else:
+        found = _plan(msgspec.json.decode(data, type=PlanFile), where, late=True)
+    for plan in found.every if isinstance(found, Front) else (found,):
+        CERTIFIED.add(plan)
+    return found
 
 
 def _loaded(
@@ -177,7 +226,7 @@ def _loaded(
     if kind == "graph":
         return _program(document, where)
     if kind == "plan":
-        found: Plan | Front = _plan(document, where)
+        found: Plan | Front = _plan(convert(document, PlanFile, where), where)
     else:
         known = {
             k: v for k, v in document.items() if k not in ("tapestry_egg", "version", "digests")
@@ -225,11 +274,15 @@ def _plan_document(plan: Plan) -> dict[str, Any]:
     return _head("plan", {**name, **record, "origin": origin, "sources": rows})
 
 
-def _plan(document: dict[str, Any], where: str) -> Plan:
-    file: PlanFile = convert(document, PlanFile, where)
-    graph = graph_from_record(file.graph, file.sources, f"{where}.graph")
+def _plan(file: PlanFile, where: str, late: bool = False) -> Plan:
+    @cache
+    def graph() -> BlockGraph:
+        return graph_from_record(file.graph, file.sources, f"{where}.graph")
+
+    if not late:
+        graph()
     program, origin = origin_from_record(file.origin, file.sources, f"{where}.origin")
-    return plan_from_record(file, graph, program, origin, where)
+    return plan_from_record(file, graph, program, origin, where, late)
 
 
 def _head(kind: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -295,17 +348,12 @@ def _check_path(path: object, where: str) -> None:
         )
 
 
-def _read(path: str | Path) -> dict[str, Any]:
+def _read(path: str | Path) -> bytes:
     _check_path(path, "load")
-    try:
-        data = Path(path).read_bytes()
-    except OSError as e:
-        raise GraphError(f"cannot be read: {e.strerror or e}", where=str(path)) from None
-    if data[:2] == b"\x1f\x8b":
-        try:
-            data = _decompressed(data, path)
-        except (OSError, EOFError, zlib.error) as e:
-            raise GraphError(f"cannot be decompressed: {e}", where=str(path)) from None
+    return read_unpacked(path, GraphError)
+
+
+def _decoded(data: bytes, path: str | Path) -> dict[str, Any]:
     try:
         document = msgspec.json.decode(data)
     except RecursionError:
@@ -316,18 +364,6 @@ def _read(path: str | Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise GraphError("expected an object", where=f"{path}: $")
     return document
-
-
-#: Bytes of a decompressed file: a few kilobytes of gzip can stand for gigabytes of nothing.
-_MOST_BYTES = 4 << 30
-
-
-def _decompressed(data: bytes, path: str | Path) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        out = file.read(_MOST_BYTES + 1)
-    if len(out) > _MOST_BYTES:
-        raise GraphError(f"more than {_MOST_BYTES} bytes when decompressed", where=str(path))
-    return out
 
 
 def _place(data: bytes, message: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -102,6 +103,22 @@ def code_digest() -> str:
         found.update(str(path.relative_to(_PACKAGE)).encode())
         found.update(path.read_bytes())
     return found.hexdigest()[:32]
+
+
+#: Packages whose versions change plans.
+_PACKAGES = ("egglog", "jax", "jaxlib", "numpy", "scipy")
+
+
+@cache
+def installed() -> dict[str, str]:
+    """The versions of the packages that plans depend on, of those that are there."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    found = {}
+    for name in _PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
 
 
 def _files(folder: Path) -> Iterator[Path]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache, partial
 from typing import Any
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import GraphError, PlanError
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.tracing.graph_documents import (
@@ -113,19 +115,27 @@ def front_from_document(document: dict[str, Any], where: str = "$") -> Front:
     Raises GraphError for a fault in the document, PlanError for a plan that does not fit its graph
     or mesh; both with the JSON path.
     """
-    file: FrontRecord = convert(document, FrontRecord, where)
+    return front_from_record(convert(document, FrontRecord, where), where)
+
+
+def front_from_record(file: FrontRecord, where: str = "$", late: bool = False) -> Front:
+    """The front of a record; `late`, of one that is known to be sound, graphs and bodies are read
+    when they are first asked for. Raises as `front_from_document` does."""
     if not file.plans:
         raise GraphError("holds no plan", where=f"{where}.plans")
-    graphs = [
-        graph_from_record(g, file.sources, f"{where}.graphs[{k}]")
-        for k, g in enumerate(file.graphs)
-    ]
+
+    @cache
+    def graph(k: int) -> BlockGraph:
+        return graph_from_record(file.graphs[k], file.sources, f"{where}.graphs[{k}]")
+
+    for k in range(0 if late else len(file.graphs)):
+        graph(k)
     program, origin = origin_from_record(file.origin, file.sources, f"{where}.origin")
 
     def plan(record: FrontPlanRecord, at: str) -> Plan:
         if not 0 <= record.graph < len(file.graphs):
             raise GraphError(f"there is no graph {record.graph}", where=f"{at}.graph")
-        return plan_from_record(record, graphs[record.graph], program, origin, at)
+        return plan_from_record(record, partial(graph, record.graph), program, origin, at, late)
 
     return Front(
         plans=tuple(plan(r, f"{where}.plans[{i}]") for i, r in enumerate(file.plans)),

@@ -19,7 +19,6 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +29,15 @@ from tapestry_egg.rules.language.book import RuleBook, load_books
 from tapestry_egg.rules.language.receipts import content
 from tapestry_egg.rules.verify.trust import cache_folder
 
-from .fingerprint import code_digest, options_digest, options_form, program_fingerprint
+from .fingerprint import (
+    code_digest,
+    installed,
+    options_digest,
+    options_form,
+    program_fingerprint,
+)
 from .plan_message import packed, unpacked
+from .receipts import OFF
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
@@ -40,15 +46,12 @@ if TYPE_CHECKING:
 
 #: Where fronts are kept, or that they are not; and how much of them.
 PLACE, SIZE = "TAPESTRY_EGG_PLAN_CACHE", "TAPESTRY_EGG_PLAN_CACHE_BYTES"
-_OFF = frozenset(("off", "0", "no", "false"))
 _BYTES = 256 << 20
 #: Seconds after which what an interrupted write left behind is removed.
 _STALE = 3600.0
 
 #: Options that change no plan: how many processors search, and who is told.
 _ASIDE = frozenset(("on_progress", "executor", "workers"))
-#: Packages whose versions change plans.
-_PACKAGES = ("egglog", "jax", "jaxlib", "numpy", "scipy")
 
 
 def plan_key(program: Program, target: Target, options: Mapping[str, Any]) -> str:
@@ -59,7 +62,7 @@ def plan_key(program: Program, target: Target, options: Mapping[str, Any]) -> st
     import tapestry_egg
     from tapestry_egg.metakernels import registry
 
-    versions = {"tapestry-egg": tapestry_egg.__version__, "code": code_digest(), **_installed()}
+    versions = {"tapestry-egg": tapestry_egg.__version__, "code": code_digest(), **installed()}
     return options_digest(
         {
             "program": program_fingerprint(program),
@@ -69,17 +72,6 @@ def plan_key(program: Program, target: Target, options: Mapping[str, Any]) -> st
             "versions": versions,
         }
     )
-
-
-@cache
-def _installed() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    found = {}
-    for name in _PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
 
 
 def plain_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -179,7 +171,7 @@ def chosen_cache(asked: bool | str | Path | None) -> PlanCache | None:
         return None
     place = os.environ.get(PLACE, "")
     if asked is None or asked is True:
-        if place.lower() in _OFF:
+        if place.lower() in OFF:
             return None
         folder = Path(place) if place else cache_folder() / "plans"
     else:

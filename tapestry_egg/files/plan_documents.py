@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
 import msgspec
 
+from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import GraphError, PlanError, TargetError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -316,12 +317,14 @@ class _Reader:
 
 def plan_from_record(
     record: PlanRecord,
-    graph: BlockGraph,
+    graph: Callable[[], BlockGraph],
     program: Program,
     origin: Origin | None,
     where: str = "$",
+    late: bool = False,
 ) -> Plan:
-    """The plan of a record, on the form `graph` of a program.
+    """The plan of a record, on the form `graph` of a program; `late`, of one that is known to be
+    sound, its body is read when it is first asked for.
 
     Raises GraphError for a fault in the file, PlanError for layouts and strategies that do not fit
     the graph or the mesh; both with the JSON path.
@@ -330,13 +333,18 @@ def plan_from_record(
         mesh = MeshShape(tuple(record.mesh.names), tuple(record.mesh.sizes))
     except TargetError as e:
         raise PlanError(e.what, where=f"{where}.mesh") from None
-    reader = _Reader(mesh)
-    reader.read_layouts(record.layouts, f"{where}.layouts")
-    return Plan(
+
+    def body() -> BodyPlan:
+        with rarely_collected():
+            reader = _Reader(mesh)
+            reader.read_layouts(record.layouts, f"{where}.layouts")
+            return reader.body(record.body, graph(), f"{where}.body")
+
+    plan = Plan.with_late_body(
+        body,
         name=record.name,
         mesh=mesh,
         target=record.target,
-        body=reader.body(record.body, graph, f"{where}.body"),
         costs=_costs(record.costs, f"{where}.costs"),
         bound=_float(record.bound, f"{where}.bound"),
         merged_too=record.merged_too,
@@ -346,6 +354,8 @@ def plan_from_record(
         program=program,
         origin=origin,
     )
+    assert late or plan.body, "read at once"
+    return plan
 
 
 def origin_record(plan: Plan, sources: SourceTable) -> OriginRecord:

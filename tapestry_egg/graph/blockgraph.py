@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.printable import printable
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TensorType:
     """Shape and dtype of a tensor; `weak` is JAX's weak typing of scalars. Prints as `f32[8, 64]`.
 
@@ -30,7 +30,7 @@ class TensorType:
     def rank(self) -> int:
         return len(self.shape)
 
-    @property
+    @cached_property
     def size(self) -> int:
         n = 1
         for d in self.shape:
@@ -42,7 +42,7 @@ class TensorType:
         """Bytes of one element."""
         return itemsize(self.dtype)
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return self.size * self.itemsize
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.language.template import Template
@@ -161,6 +163,56 @@ def bound(
                 continue
         _BOUND[key] = made
     return _BOUND[key]
+
+
+def takes(kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]) -> bool:
+    """Whether an operation has operands of dtypes that its kernel takes, as its template says."""
+    try:
+        found = bound(kernel, params, input_types)
+    except TemplateError:  # parameters are missing
+        found = None
+    if found is None:
+        return True
+    template, names = found
+    at = 0
+    for operand in template.inputs:
+        width = len(input_types) - len(template.inputs) + 1 if operand.many else 1
+        if operand.name in template.samples:
+            own = _sample(template.samples[operand.name], names)
+            if not all(allowed(t.dtype, own) for t in input_types[at : at + width]):
+                return False
+        at += width
+    return "when" not in template.samples or bool(_sample(template.samples["when"], names) or ())
+
+
+def _sample(text: Expression, names: Names) -> Any:
+    """What is said of samples; nothing where that depends on parameters that are not there."""
+    try:
+        return text(names)
+    except TemplateError:
+        return ()
+
+
+def allowed(dtype: str, dtypes: Sequence[str]) -> bool:
+    """Whether a dtype is one of a list of dtypes and kinds; of an empty list every one is."""
+    return not dtypes or dtype in dtypes or kind(dtype) in dtypes
+
+
+def losses(
+    kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]
+) -> dict[str, float]:
+    """In which ways, and by how many bits each, results of an operation may be less precise than
+    their dtype, as its template says."""
+    template, names = bound(kernel, params, input_types) or (None, {})
+    return {k: float(text(names)) for k, text in template.loses.items()} if template else {}
+
+
+def promises(
+    kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]
+) -> tuple[str, ...]:
+    """What an operation takes for granted of its operands, as its template says."""
+    template, names = bound(kernel, params, input_types) or (None, {})
+    return tuple(k for k, text in template.promises.items() if text(names)) if template else ()
 
 
 def signature_of(

@@ -25,6 +25,7 @@ from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
 from . import fronts, passes, searches, verify
+from .audit import audit_front
 from .question import read_question
 from .settings import Settings
 from .stages import Stage
@@ -75,6 +76,7 @@ PASSES = (
     Pass("extract", ("front",), fronts.merge_sent, verify.front, spare=True),
     Pass("extract", ("front",), fronts.certify_front, verify.front),
     Pass("extract", ("front",), fronts.tell_origins, verify.front),
+    Pass("extract", ("front",), audit_front, verify.front),
 )
 
 

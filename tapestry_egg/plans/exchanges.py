@@ -104,7 +104,7 @@ def exchanges(
         return ()
     ports = zip(signature.inputs, signature.input_types, needs, strict=True)
     for p, (projection, tensor, layout) in enumerate(ports):
-        if not any(layout.dims) or _in_blocks(projection, tensor, layout, cuts, signature.extents):
+        if not any(layout.dims) or in_blocks(projection, tensor, layout, cuts, signature.extents):
             continue
         reach = reaches(projection, tensor, layout, signature.extents, cuts, mesh)
         local = list(layout.local_shape(tensor.shape, mesh))
@@ -130,7 +130,7 @@ def margined(reach: Reach, block: int) -> tuple[int, int]:
     return begin, end
 
 
-def _in_blocks(
+def in_blocks(
     projection: Projection, tensor: TensorType, layout: Layout, cuts: Cuts, extents: Sequence[int]
 ) -> bool:
     """Whether an operand's boxes are plainly its blocks: every dim that is cut follows one index

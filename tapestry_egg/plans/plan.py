@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -369,6 +369,27 @@ class Plan:
         from tapestry_egg.why.why_not import why_not
 
         return why_not(self, pins, settings=settings)
+
+    @classmethod
+    def with_late_body(cls, read: Callable[[], BodyPlan], **others: Any) -> Plan:
+        """A plan with these other fields, whose body is read when it is first asked for."""
+        plan = cls(body=None, **others)  # type: ignore[arg-type]
+        del plan.__dict__["body"]
+        plan.__dict__["_read_body"] = read
+        return plan
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            if name == "body" and "_read_body" in self.__dict__:
+                body = self.__dict__.pop("_read_body")()
+                self.__dict__["body"] = body
+                return body
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def __getstate__(self) -> dict[str, Any]:
+        assert self.body, "read by now"
+        return dict(self.__dict__)
 
     def explain(self, everything: bool = False) -> str:
         """The plan in words: what each mesh axis does, the layouts of tensors, and every collective

@@ -102,7 +102,7 @@ def _bit_length(x: Array) -> Array:
 
 def _total_order(x: Array) -> Array:
     """Integers in the order -NaN < -inf < ... < -0 < +0 < ... < inf < NaN."""
-    if x.dtype.kind != "f":
+    if x.dtype.kind in "biuc":
         return x
     bits = x.view(np.dtype(f"i{x.dtype.itemsize}"))
     return np.where(bits < 0, np.bitwise_xor(bits, np.iinfo(bits.dtype).max), bits)

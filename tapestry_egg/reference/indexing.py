@@ -124,54 +124,71 @@ def _read(x: Array, coordinates: list[Array], start: Sequence[int]) -> tuple[Arr
     return (x[tuple(local)] if local else x), np.asarray(held)
 
 
-def _scatter(combine: Callable[[Any, Any], Any]) -> Reference:
+def _scatter(combine: Callable[[Array, Any, Array], None] | None) -> Reference:
     def apply(call: Call) -> Array:
         x, indices, updates = call.operands
         dims, shape = call.params["dimension_numbers"], call.types[0].shape
         box, given = call.inputs[0], call.inputs[2]
-        removed = (*dims["inserted_window_dims"], *dims["operand_batching_dims"])
-        window = [d for d in range(x.ndim) if d not in removed]
-        places = [d for d in range(updates.ndim) if d not in dims["update_window_dims"]]
-        sizes = [1] * x.ndim
-        for d, u in zip(window, dims["update_window_dims"], strict=True):
-            sizes[d] = call.types[2].shape[u]
-        out = wide(x).copy()
-        for u in np.ndindex(*updates.shape):
-            batch = tuple(u[p] for p in places)
-            at, inside = [0] * x.ndim, True
-            for j, d in enumerate(dims["scatter_dims_to_operand_dims"]):
-                start = int(indices[(*batch, j)])
-                inside = inside and 0 <= start <= shape[d] - sizes[d]
-                at[d] = min(max(start, 0), shape[d] - sizes[d])
-            if not inside and call.params["mode"] != "CLIP":
-                continue
-            for d, w in zip(window, dims["update_window_dims"], strict=True):
-                at[d] += u[w] + given.start[w]
-            for d, b in zip(
-                dims["operand_batching_dims"], dims["scatter_indices_batching_dims"], strict=True
-            ):
-                at[d] = batch[b] + call.inputs[1].start[b]
-            local = tuple(a - s for a, s in zip(at, box.start, strict=True))
-            if all(0 <= a < n for a, n in zip(local, x.shape, strict=True)):
-                out[local] = combine(out[local], updates[u])
+        window, places, sizes = _windows(call)
+        starts = [
+            _spread(indices[..., j].astype(np.int64), places, updates.ndim)
+            for j in range(indices.shape[-1])
+        ]
+        mapped = dims["scatter_dims_to_operand_dims"]
+        inside = _legal(starts, mapped, sizes, shape)
+        held: Any = inside if call.params["mode"] != "CLIP" else np.True_
+        local: list[Array] = []
+        for d in range(x.ndim):
+            at: Any = np.zeros([1] * updates.ndim, np.int64)
+            if d in mapped:
+                at = at + np.clip(starts[mapped.index(d)], 0, shape[d] - sizes[d])
+            if d in window:
+                w = dims["update_window_dims"][window.index(d)]
+                at = at + _along(np.arange(given.start[w], given.end[w]), w, updates.ndim)
+            if d in dims["operand_batching_dims"]:
+                k = dims["operand_batching_dims"].index(d)
+                b = dims["scatter_indices_batching_dims"][k]
+                batch = np.arange(call.inputs[1].start[b], call.inputs[1].end[b])
+                at = at + _along(batch, places[b], updates.ndim)
+            local.append(np.broadcast_to(at - box.start[d], updates.shape))
+            held = held & (local[d] >= 0) & (local[d] < x.shape[d])
+        chosen = np.broadcast_to(held, updates.shape)
+        out, at = wide(x).copy(), tuple(places[chosen] for places in local)
+        if combine is None:
+            out[at] = updates[chosen]
+        else:
+            combine(out, at, updates[chosen].astype(out.dtype))
         return out
 
     return apply
 
 
-_COMBINE: dict[str, Callable[[Any, Any], Any]] = {
-    "add": np.add,
-    "sub": np.subtract,
-    "mul": np.multiply,
-    "max": np.maximum,
-    "min": np.minimum,
+def _windows(call: Call) -> tuple[list[int], list[int], list[int]]:
+    """Of a scatter the dims of its operand that windows have, those of its updates that windows do
+    not have, and how long a window is in every dim of the operand."""
+    dims, rank = call.params["dimension_numbers"], len(call.types[0].shape)
+    removed = (*dims["inserted_window_dims"], *dims["operand_batching_dims"])
+    window = [d for d in range(rank) if d not in removed]
+    updates = call.types[2].shape
+    sizes = [1] * rank
+    for d, u in zip(window, dims["update_window_dims"], strict=True):
+        sizes[d] = updates[u]
+    return window, [d for d in range(len(updates)) if d not in dims["update_window_dims"]], sizes
+
+
+_COMBINE: dict[str, Callable[[Array, Any, Array], None]] = {
+    "add": np.add.at,
+    "sub": np.subtract.at,
+    "mul": np.multiply.at,
+    "max": np.maximum.at,
+    "min": np.minimum.at,
 }
 
 INDEXING: dict[str, Reference] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
-    "scatter": _scatter(lambda old, new: new),
+    "scatter": _scatter(None),
     **{f"scatter-{name}": _scatter(f) for name, f in _COMBINE.items()},
     **{f"scatter_{name}": _scatter(f) for name, f in _COMBINE.items()},
 }

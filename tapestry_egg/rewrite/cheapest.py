@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.rewrite.terms.explore import BUDGET, Explored
@@ -18,9 +17,9 @@ from .bypass import bypass
 from .choose import choose
 from .folded_program import Folded, class_weights
 
-# Calls that it takes, per operation, to build a program anew and to price it. No measurement of
-# the number is kept.
-_PER_OPERATION = 60
+#: Calls that it takes, per operation, to build a program anew and to price it. No measurement of
+#: the number is kept.
+PER_OPERATION = 40
 
 
 @dataclass(frozen=True)
@@ -42,17 +41,20 @@ def cheapest(
     target: Target,
     given: float,
     folded: Folded | None = None,
-    budget: Budget = BUDGET,
     passes: float = 0.0,
     first: Sequence[int] | None = None,
+    work: Work | None = None,
+    until: float = BUDGET.choice,
 ) -> Cheapest:
     """The cheapest of the graphs that compute what this one does, as far as tried, from the choice
     `first` on, or from this one.
 
     The price are seconds, and those of so many `passes` over all that is stored; `given` is that of
-    this one. Where it is folded, the price is that of the program that it stands for.
+    this one. Where it is folded, the price is that of the program that it stands for. What is tried
+    counts as `work`; nothing new is when that has come halfway to `until`.
     """
-    work, late = Work(), False
+    work, late = work or Work(), False
+    most = (work.units + until) / 2.0
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target, passes) for a in catalogue]
     roots = terms.roots(graph)
@@ -64,9 +66,9 @@ def cheapest(
 
     def judge(pick: list[int]) -> bool:
         nonlocal best, seconds, picked, late
-        if late := late or work.units >= budget.choice:
+        if late := late or work.units >= most:
             return False
-        work.add(_PER_OPERATION * len(graph.operations), 0)
+        work.add(PER_OPERATION * len(graph.operations), 0)
         built = rebuild(graph, terms, catalogue, pick)
         if built is None:
             return False
@@ -77,10 +79,10 @@ def cheapest(
         return True
 
     counts = class_weights(folded, terms) if folded else None
-    chosen = choose(terms, least, roots, judge, counts, work, budget.choice, picked)
+    chosen = choose(terms, least, roots, judge, counts, work, most, picked)
     if chosen.finished:
         without = bypass(terms, catalogue, least, roots, chosen.pick, judge)
         if without != chosen.pick:  # what only those read that are computed without it now
-            chosen = choose(terms, least, roots, judge, counts, work, budget.choice, without)
+            chosen = choose(terms, least, roots, judge, counts, work, most, without)
     finished = chosen.finished and not late
     return Cheapest(best, seconds, picked, finished, explored, chosen.untried)

@@ -25,8 +25,9 @@ _ROUNDS = 3
 # Kinds of change that are put before the judge in one round. Those that are left in the end are
 # counted (`Choice.untried`), and the front's notes say so.
 _TRIALS = 12
-# A kind is put before the judge, who prices the whole program, if it saves this share by the sum.
-_WORTH = 1e-6
+# A kind is put before the judge, who prices the whole program, if it saves this share by the sum:
+# a hundredth of what a form must save to be searched (`form.LEAST_GAIN`).
+_WORTH = 2e-4
 
 
 #: class -> position of a node: a change to make

@@ -17,7 +17,7 @@ from itertools import chain, islice, product
 import numpy as np
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
@@ -27,8 +27,9 @@ from tapestry_egg.rewrite.terms.rebuild import rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import Terms, as_written
 
-# Programs with more values that are computed another way change all those alike in one step.
-_MOST_STEPS = 32
+# Programs with more values that are computed another way change all those alike in one step; so do
+# those whose steps have more operations together, for each is a program that is built.
+_MOST_STEPS, _MOST_OPERATIONS = 32, 40_000
 # Choices that are tried to find the program after a step.
 _MOST_TRIES = 4000
 
@@ -44,9 +45,10 @@ def derive(
     steps: list[RuleStep] = []
     pending: list[int] = []
     given = before.graph.operations == graph.operations and before.graph.outputs == graph.outputs
-    last, seen = (_named(graph) if given else digest(before.graph)), frozenset(before.rules)
+    last, seen = digest(graph if given else before.graph), frozenset(before.rules)
     changed = [c for c in _downwards(graph, terms, pick) if current[c] != pick[c]]
-    for group in _groups(terms, pick, changed):
+    most = min(_MOST_STEPS, _MOST_OPERATIONS // max(1, len(graph.operations)))
+    for group in _groups(terms, pick, changed, most):
         for c in group:
             current[c] = pick[c]
         pending += group
@@ -61,9 +63,11 @@ def derive(
     return tuple(steps)
 
 
-def _groups(terms: Terms, pick: Sequence[int], changed: Sequence[int]) -> list[list[int]]:
+def _groups(
+    terms: Terms, pick: Sequence[int], changed: Sequence[int], most: int
+) -> list[list[int]]:
     """The classes of each step: those that share a new operation (results that one rule rewrites
-    together), or where there are many steps all that the same rules change."""
+    together), or where that makes more than `most` steps all that the same rules change."""
     by_new: dict[int, int] = {}  # new class -> group
     groups: dict[int, list[int]] = {}
     for c in changed:
@@ -75,7 +79,7 @@ def _groups(terms: Terms, pick: Sequence[int], changed: Sequence[int]) -> list[l
         by_new.update(dict.fromkeys(mine, into))
         by_new.update({d: into for d, g in by_new.items() if g in found})
     steps = [sorted(set(g), key=list(changed).index) for _, g in sorted(groups.items())]
-    if len(steps) <= _MOST_STEPS:
+    if len(steps) <= most:
         return steps
     alike: dict[object, list[int]] = {}
     for step in steps:
@@ -274,7 +278,14 @@ def with_region(graph: BlockGraph, region: Sequence[int], body: BlockGraph) -> B
 
 def digest(graph: BlockGraph) -> str:
     """A hash of what a graph computes and how: equal for graphs that differ only in the numbering
-    and order of their operations. Regions count by their own digests."""
+    and order of their operations. Regions count by their own digests. The graph remembers it."""
+    known: str | None = graph.__dict__.get("_digest")
+    if known is None:
+        known = graph.__dict__["_digest"] = _digest(graph)
+    return known
+
+
+def _digest(graph: BlockGraph) -> str:
     known: dict[int, str] = {v: f"in {k}" for k, v in enumerate(graph.inputs)}
     for v, array in graph.constants.items():
         known[v] = f"const {_content(array)} {graph.values[v]}"
@@ -282,7 +293,7 @@ def digest(graph: BlockGraph) -> str:
     for op in graph.operations:
         regions = [digest(r) for r in op.regions]
         reads = [known[v] for v in op.inputs]
-        said = repr((op.kernel, hashable(op.params), reads, regions, op.remat))
+        said = f"({_kernel_text(op)}, {reads!r}, {regions!r}, {op.remat!r})"
         made = hashlib.sha256(said.encode()).hexdigest()
         for q, v in enumerate(op.outputs):
             known[v] = f"{made} {q}"
@@ -292,18 +303,15 @@ def digest(graph: BlockGraph) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-def _named(graph: BlockGraph) -> str:
-    """The digest of a graph that is asked for again and again: all its ways are derived from it."""
-    key = id(graph)
-    known = _NAMES.get(key)
-    if known is None or known[0]() is not graph:
-        name = digest(graph)
-        known = _NAMES[key] = weakref.ref(graph, lambda _: _NAMES.pop(key, None)), name
-    return known[1]
+def _kernel_text(op: Operation) -> str:
+    """The kernel of an operation with its parameters, as digests have them; the operation remembers
+    it, as most are in many forms of a program."""
+    text: str | None = op.__dict__.get("_text")
+    if text is None:
+        text = op.__dict__["_text"] = f"{op.kernel!r}, {hashable(op.params)!r}"
+    return text
 
 
-#: Digests of graphs by `id`, as long as they live.
-_NAMES: dict[int, tuple[weakref.ref[BlockGraph], str]] = {}
 #: Hashes of constants by `id`, as long as they live: forms of one program share large arrays.
 _CONTENTS: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
 

@@ -3,8 +3,8 @@
 Both are read as terms. An operation of the form on equal operands that the program has too is equal
 without more ado, in whatever order and however often it stands there. What is left are operations
 that rules made: each group of them is held, on its own, against what it takes the place of. The
-rules that the plan names are let loose on that piece of the program, and the group must be among
-what they make of it. Nothing of the search is used, and nothing that a file says is believed.
+rules that the plan names run on that piece of the program, until the group is among what they make
+of it. Nothing of the search is used, and nothing that a file says is believed.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
-from tapestry_egg.metakernels.signatures.parameters import exact
+from tapestry_egg.metakernels.signatures.parameters import exact_of
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 
 from .pieces import Class, New, Piece, piece_of, proven
@@ -144,7 +144,7 @@ class _Matching:
             regions = tuple([digest(r) for r in op.regions])
         return (
             op.kernel,
-            exact(op.params),
+            exact_of(op),
             operands,
             _types(graph, op.outputs),
             regions,

@@ -9,6 +9,7 @@ Regions of loops and branches are graphs of their own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -26,8 +27,9 @@ from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import as_written
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
+from tapestry_egg.work import Work
 
-from .cheapest import Cheapest, cheapest
+from .cheapest import PER_OPERATION, Cheapest, cheapest
 from .derivation import derive, digest
 from .extractions import FORMS, Extracted, Extraction, extractions
 from .folded_program import Folded, fold, unfold
@@ -50,6 +52,9 @@ _PASSES = 100.0
 LEAST_SAVED = 0.1
 # Forms whose seconds differ by a smaller share take the same time.
 _SAME = 1e-6
+# Units of work that the forms of a program may take, and more for each of its operations: less than
+# half of what XLA takes to compile it. Of these an answer to the rules takes so many.
+_LEAST, _EACH, _ANSWER = 1.0, 6e-4, 4e-4
 
 
 def forms(
@@ -60,43 +65,60 @@ def forms(
     least_gain: float = LEAST_GAIN,
     room: int = 0,
     ways: int | None = None,
-    region: bool = False,
+    region: int | None = None,
     lean: bool = False,
+    work: Work | None = None,
+    until: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given, and up to two forms of it that take less time on one device, best first;
     with `lean` one that holds less memory there, whatever it takes; then those that the rules hold
     besides (`extractions`), as many as have `room` operations. Where these are too many to search
     each on its own, or where the body of a loop has such, they are ways to compute places of the
-    program (`patches`), as they always are of a `region`: as many as programs of one change each
-    have `ways` operations (None: `room`), this one among them.
+    program (`patches`): as many as programs of one change each have `ways` operations (None:
+    `room`), this one among them. So they always are where the graph is a `region` of a program,
+    which has room for so many ways, and where only the best form is wanted.
 
     The former save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
-    are forms too. Only operations change: inputs, outputs, constants and donation stay, and so do
-    dtypes. Raises RuleError for a rule that egglog refuses or whose expressions have a fault.
+    are forms too. No more is looked for when `work` has come to the budget for choices, to what a
+    program of this size may take, or to `until`. Only operations change: inputs, outputs, constants
+    and donation stay, and so do dtypes. Raises RuleError for a rule that egglog refuses or whose
+    expressions have a fault.
     """
     rules = [r for b in books for r in b.rules if r.ruleset in PROGRAM_RULESETS]
     if not rules:
         return (Form(graph),)
-    inner = with_regions(
-        graph, target, room, lambda r: forms(r, books, target, budget, room=room, region=True)
-    )
+    beside = room if ways is None else ways
+    most = _ways_in(beside, graph.size) if region is None else region
+    work = work or Work()
+    until = min(until, budget.choice, _LEAST + _EACH * graph.size)
+
+    def of_region(body: BlockGraph) -> tuple[Form, ...]:
+        half = (work.units + until) / 2.0
+        given = books, target, budget
+        return forms(body, *given, room=room, region=most, work=work, until=half)
+
+    inner = with_regions(graph, target, room, of_region)
     folded = fold(inner.graph)
     small = folded.graph if folded else inner.graph
-    held = _Held(graph, rules, target, budget, inner, folded, explore(small, rules, budget))
-    faster = _faster(held, least_gain)
+    explored = explore(small, rules, budget)
+    held = _Held(graph, rules, target, budget, inner, folded, explored, work, until)
+    held.took(explored.asked * _ANSWER)
+    faster = _faster(held, least_gain, FASTER if region is None else 1)
     if not faster.seconds:  # nothing computes, so nothing can be saved
         return (faster.given,)
-    beside = room if ways is None else ways
     if not room or folded:
         found = _of_layers(held, faster, beside if room else 0, unseen=room > 0)
-    elif region:
-        found = _of_region(held, faster)
+    elif region is not None:
+        found = _of_region(held, faster, region)
     else:
         found = _of_program(held, faster, room, beside)
     # Of all kernels those that keep no scores alone may take longer and store less.
-    if not lean or all(a.signature.blocks is None for a in held.explored.catalogue):
+    blocks = any(a.signature.blocks is not None for a in held.explored.catalogue)
+    if not lean or not blocks:
         return found
+    if held.is_late:
+        return (replace(found[0], saturated=False), *found[1:])
     n = 1 + len(faster.forms)
     leanest = _leanest(held, faster, found[:n])
     same = {digest(f.graph) for f in leanest}
@@ -116,6 +138,22 @@ class _Held:
     inner: Form
     folded: Folded | None
     explored: Explored
+    work: Work
+    until: float
+
+    @property
+    def is_late(self) -> bool:
+        """Whether there is no work left."""
+        return self.work.units >= self.until
+
+    def took(self, units: float) -> None:
+        """Count work that was done."""
+        self.work.add_units(units)
+
+    def prices(self, graphs: int = 1) -> None:
+        """Count what it takes to build so many programs anew and to price them, or to hold them
+        against the one given."""
+        self.work.add(PER_OPERATION * self.graph.size * graphs, 0)
 
     @property
     def small(self) -> BlockGraph:
@@ -144,30 +182,48 @@ class _Held:
 
     def cheapest(self, explored: Explored) -> Cheapest:
         """Of what was found the program that takes least on one device."""
-        return cheapest(self.small, explored, self.target, self.given, self.folded, self.budget)
+        return self._cheapest(explored, self.given)
+
+    def _cheapest(
+        self,
+        explored: Explored,
+        given: float,
+        passes: float = 0.0,
+        first: Sequence[int] | None = None,
+    ) -> Cheapest:
+        """The same, of what is priced at so many passes over what it stores."""
+        small, target, folded, work = self.small, self.target, self.folded, self.work
+        self.prices()
+        return cheapest(small, explored, target, given, folded, passes, first, work, self.until)
 
     def leanest(self, fastest: Cheapest) -> Cheapest:
         """The same where what stands counts most, from the one on that takes least."""
         weights = self.folded.weights if self.folded else None
         given = program_seconds(self.small, self.target, weights, _PASSES)
-        small, explored, folded = self.small, self.explored, self.folded
-        target, budget, first = self.target, self.budget, fastest.pick
-        return cheapest(small, explored, target, given, folded, budget, _PASSES, first)
+        return self._cheapest(self.explored, given, _PASSES, fastest.pick)
 
     def is_proven(self, built: Rebuilt) -> bool:
         """Whether a graph follows from the one given, as it must where a file is read."""
-        return _is_proven(self.graph, Form(built.graph, built.rules), self.rules)
+        return self.follows(Form(built.graph, built.rules))
 
-    def places(self, most: int | None = None) -> Places:
+    def follows(self, form: Form) -> bool:
+        """The same of a form."""
+        self.prices()
+        return _is_proven(self.graph, form, self.rules)
+
+    def places(self, most: int) -> Places:
         """The places of the program that can be computed in several ways, as far as is proven, and
         of these the first ones."""
         terms, catalogue = self.explored.terms, self.explored.catalogue
+        most = 0 if self.is_late else most
         return find_places(self.graph, terms, catalogue, self.seconds, self.is_proven, most)
 
     def extracted(
         self, known: Sequence[Form], room: int, held: Callable[[Extraction], bool] | None = None
     ) -> Extracted:
         """Programs that the rules hold beside those that are known, and those that are `held`."""
+        if self.is_late:
+            return Extracted((), 0, 0, False)
         graphs = [self.small, *(f.graph for f in known)]
         terms, catalogue = self.explored.terms, self.explored.catalogue
         return extractions(self.small, terms, catalogue, self.seconds, graphs, room, held)
@@ -191,7 +247,7 @@ class _Held:
         )
         steps = (step,) if first.rules and now != digest(graph) else ()
         form = Form(first.graph, first.rules, True, steps, extra=True)
-        return form if _is_proven(graph, form, self.rules) else None
+        return form if self.follows(form) else None
 
 
 @dataclass(frozen=True)
@@ -205,17 +261,22 @@ class _Faster:
     best: Cheapest
 
 
-def _faster(held: _Held, least_gain: float) -> _Faster:
-    """The forms of a program that save more than a share of its seconds on one device."""
+def _faster(held: _Held, least_gain: float, most: int) -> _Faster:
+    """The forms of a program that save more than a share of its seconds on one device, and as many
+    as are wanted."""
     inner, explored = held.inner, held.explored
     best = held.cheapest(explored)
     found = [best]
     least = held.written * (1.0 - least_gain)
     mixed = found[0].seconds < least and len(_rulesets(found[0].built.rules, held.rules)) > 1
-    for ruleset in PROGRAM_RULESETS if mixed else ():
+    alone = PROGRAM_RULESETS if mixed and most > 1 else ()
+    for ruleset in alone:
+        if held.is_late:
+            break
         own = {r.name for r in held.rules if r.ruleset == ruleset}
         found.append(held.cheapest(explored.only(own)))
-    saturated = inner.saturated and explored.terms.saturated and all(f.finished for f in found)
+    finished = len(found) == 1 + len(alone) and all(f.finished for f in found)
+    saturated = inner.saturated and explored.terms.saturated and finished
     left = Left(
         regions=inner.left.regions,
         repeated=inner.left.repeated + len(inner.graph.operations) - len(held.small.operations),
@@ -241,19 +302,20 @@ def _faster(held: _Held, least_gain: float) -> _Faster:
     unproven = 0
     for f in changed:
         place = round(f.seconds / least, 6)
-        if f.seconds >= least or place in others:
+        if f.seconds >= least or place in others or len(others) == most:
             continue
         built, steps = _whole(inner.graph, held.folded, f)
         names = tuple(sorted({*inner.rules, *built.rules}))
         form = Form(built.graph, names, saturated, (*inner.steps, *steps))
-        if _is_proven(held.graph, form, held.rules):  # else no file with a plan of it would be read
+        if held.follows(form):  # else no file with a plan of it would be read
             others[place] = form
         else:
             unproven += 1
-    few = tuple(others.values())[:FASTER]
+    few = tuple(others.values())
+    gains = {round(f.seconds / least, 6) for f in changed if f.seconds < least}
     told = _told(
         given,
-        forms=inner.left.forms + len(others) + unproven - len(few),
+        forms=inner.left.forms + max(len(gains), len(few) + unproven) - len(few),
         slight=inner.left.slight + len({round(f.seconds / least, 6) for f in slight}),
     )
     return _Faster(told, few, least, best)
@@ -273,7 +335,7 @@ def _leanest(held: _Held, faster: _Faster, known: Sequence[Form]) -> tuple[Form,
     least = min(peak_alone(f.graph, held.target) for f in known)
     if peak_alone(form.graph, held.target) > (1.0 - LEAST_SAVED) * least:
         return ()
-    return (form,) if _is_proven(held.graph, form, held.rules) else ()
+    return (form,) if held.follows(form) else ()
 
 
 def _told(given: Form, **changes: Any) -> Form:
@@ -296,9 +358,10 @@ def _of_layers(held: _Held, faster: _Faster, room: int, unseen: bool) -> tuple[F
     return (told, *faster.forms, *extra)
 
 
-def _of_region(held: _Held, faster: _Faster) -> tuple[Form, ...]:
-    """The forms of a region: all other than those that take less are ways to compute its places."""
-    mine, left = held.places(), held.inner.left
+def _of_region(held: _Held, faster: _Faster, most: int) -> tuple[Form, ...]:
+    """The forms of a region: all other than those that take less are ways to compute its places,
+    of which there may be `most`."""
+    mine, left = held.places(most), held.inner.left
     told = _told(faster.given, unseen=not mine.complete)
     if mine.complete:
         told = _told(told, forms=left.forms, slight=left.slight)
@@ -347,7 +410,7 @@ def _few(
     saturated, left = faster.given.saturated, held.inner.left
     each = [Form(b.graph, b.rules, saturated, b.steps, extra=True) for b in built]
     offered = [f for f in each if digest(f.graph) not in known]
-    extra = [f for f in offered if _is_proven(held.graph, f, held.rules)]
+    extra = [f for f in offered if held.follows(f)]
     told = _told(
         faster.given,
         forms=left.forms + patches.left + len(offered) - len(extra),
@@ -370,7 +433,7 @@ def _each(
     given, or of that with equal values `merged`. `whole` says whether all forms were looked at."""
     given, left = faster.given, held.inner.left
     offered = [_extra(held, e, given.saturated) for e in made.found]
-    extra = [f for f in offered if _is_proven(held.graph, f, held.rules)]
+    extra = [f for f in offered if held.follows(f)]
     if merged is not None and patches:
         extra = [f for f in extra if digest(f.graph) != digest(merged.graph)]
         extra.append(replace(merged, patches=patches, saturated=given.saturated))

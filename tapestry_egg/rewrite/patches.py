@@ -290,16 +290,19 @@ def find_places(
     catalogue: Sequence[Applied],
     seconds: Sequence[float],
     is_proven: Callable[[Rebuilt], bool],
-    most: int | None = None,
+    most: int,
 ) -> Places:
     """The places of a graph whose ways differ in more than views, and are proven: no more than
-    `most` ways beside the graph's own, the second one of each place first.
+    `most` ways beside the graph's own, the second one of each place first. Without room for any
+    none is looked for.
 
     `seconds[s]` is the least time that signature s can take; new classes are computed by the nodes
     of the least sum where no move says otherwise.
     """
     base = as_written(terms, seconds)
     own = Places(graph, terms, catalogue, base, ())
+    if not most:
+        return replace(own, complete=False)
     first = rebuild(graph, terms, catalogue, base)
     if first is None or first.graph.operations != graph.operations:
         return replace(own, complete=False)
@@ -417,7 +420,7 @@ def _in_turns(
     own: Places,
     offered: Sequence[Sequence[list[int]]],
     is_proven: Callable[[Rebuilt], bool],
-    most: int | None,
+    most: int,
 ) -> list[list[Move]]:
     """Of every place the ways that are proven and compute nothing that nothing reads: as many as
     places have, and no more than `most` of all, in turns."""
@@ -426,7 +429,7 @@ def _in_turns(
     rest = [iter(picks) for picks in offered]
     for _ in range(ALTERNATIVES - 1):
         for ways, known, picks in zip(found, seen, rest, strict=True):
-            if most is not None and sum(map(len, found)) >= most:
+            if sum(map(len, found)) >= most:
                 return found
             for pick in picks:
                 built = rebuild(own.graph, own.terms, own.catalogue, pick)

@@ -1,6 +1,6 @@
 """Pieces: new operations of a form, held against the little part of a program that they replace.
 
-The rules are let loose on that part alone; what is new must be among what they make of it.
+Rules run on that part alone, until what is new is among what they make of it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels.signatures.parameters import exact
-from tapestry_egg.rewrite.terms.explore import explore
+from tapestry_egg.rewrite.terms.explore import makes, relevant
+from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.book import Rule
 
 #: What a value is: a number shared by equal values. Those of the program come first.
@@ -98,26 +99,15 @@ _PROVEN: dict[Any, bool] = {}
 
 
 def proven(piece: Piece, rules: Sequence[Rule]) -> bool:
-    """Whether the new operations are among what the rules make of the piece."""
+    """Whether rules that run on the piece alone make the new operations, and find them equal to
+    what they stand for. Rules may promise more on the left than on the right, so what is new is
+    no input of theirs."""
+    rules = relevant(piece.graph, rules)
     key = (piece.key(), tuple([(r.name, r.egg) for r in rules]))
-    if key in _PROVEN:
-        return _PROVEN[key]
-    explored = explore(piece.graph, rules)
-    terms = explored.terms
-    signatures = {
-        (a.kernel, exact(a.params), a.inputs, a.output): s for s, a in enumerate(explored.catalogue)
-    }
-    class_of: dict[tuple[int, tuple[int, ...]], Class] = {
-        (n.signature, n.operands): ClassId(c) for c, nodes in enumerate(terms.nodes) for n in nodes
-    }
-    found = {c: terms.class_of[k] for c, k in piece.at.items()}
-    for c, new in piece.new:
-        s = signatures.get((new.op.kernel, exact(new.op.params), new.inputs, new.output))
-        operands = [found.get(d) for d in new.operands]
-        made = None if s is None or None in operands else class_of.get((s, tuple(operands)))  # type: ignore[arg-type]
-        if made is None:
-            break
-        found[c] = made
-    follows = all(b in found and v in found and found[b] == found[v] for b, v in piece.pairs)
-    _PROVEN[key] = follows
-    return follows
+    if key not in _PROVEN:
+        made = [
+            (c, Applied(n.op.kernel, n.op.params, n.inputs, n.output, None), n.operands)
+            for c, n in piece.new
+        ]
+        _PROVEN[key] = makes(piece.graph, piece.at, made, piece.pairs, rules)
+    return _PROVEN[key]

@@ -22,7 +22,7 @@ from tapestry_egg.rewrite.recomputation.second_instances import Recomputation, w
 from tapestry_egg.rewrite.recomputation.second_reads import SecondReads
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
-from tapestry_egg.schedule.traffic import Traffic
+from tapestry_egg.schedule.traffic import traffic_of
 
 from .derivation import digest
 from .form import Form
@@ -87,13 +87,20 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     ways = dict.fromkeys(points.cuts(x * points.crossing) for x in _LARGEST)
     cuts = min(ways, key=points.remains)
     promised: dict[Recomputation, float] = {}
+    slight = set[Recomputation]()
     steps: list[set[int]] = [set()]  # units that run again, at rising prices
     for price in _PRICES:
         again = points.units(cuts, price * seconds / points.crossing)
         steps.append(set(again))
         chosen = points.recomputation(again)
-        if chosen.segments and chosen not in promised:
-            promised[chosen] = math.prod(points.estimate(again))
+        if not chosen.segments or chosen in promised or chosen in slight:
+            continue
+        took, peak = points.estimate(again)
+        # An estimate may be far too high, where the schedule would move, but is not too low.
+        if flow.peak * (1.0 - LEAST_SAVED) <= peak <= flow.peak:
+            slight.add(chosen)
+        else:
+            promised[chosen] = took * peak
     made: dict[Recomputation, Candidate] = {}
     front, alike, enough = [given], 0, math.inf
     for chosen in sorted(promised, key=lambda c: promised[c]):
@@ -109,7 +116,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     between = any(len(low ^ high) > 1 for low, high in pairwise(steps))
     prices = len(_PRICES) if between else 0
     library = sum(u < flow.turn for u in points.kept)
-    return Looked(tuple(front), unmade, alike, prices, len(ways) - 1, library=library)
+    return Looked(tuple(front), unmade, alike + len(slight), prices, len(ways) - 1, library=library)
 
 
 def _candidate(
@@ -117,7 +124,7 @@ def _candidate(
 ) -> Candidate:
     made = with_second_instances(graph, chosen)
     schedule = scheduled(made, feedback)
-    traffic = Traffic(schedule, target)
+    traffic = traffic_of(schedule, target)
     seconds = sum(unit_seconds(schedule.program, u, target, traffic) for u in schedule.units)
     return Candidate(made, schedule, chosen, seconds, Flow(schedule, target.fusing).peak)
 

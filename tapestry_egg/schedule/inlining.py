@@ -68,11 +68,15 @@ def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | Non
     and what a gather takes from places that are data and reads: it is a kernel of its own.
     A scatter that puts one element into each row is computed element by element.
     """
-    found = _Fusing(schedule, epilogues, costs)
-    found.loops()
-    if epilogues:
-        found.products()
-    return found.fusion
+
+    def find() -> Fusion:
+        found = _Fusing(schedule, epilogues, costs)
+        found.loops()
+        if epilogues:
+            found.products()
+        return found.fusion
+
+    return schedule.once(find, "fusion", epilogues, costs)
 
 
 class _Fusing:

@@ -70,7 +70,8 @@ def lifetimes(
     schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None
 ) -> Lifetimes:
     """Lifetimes of all values over the fixed order of the schedule."""
-    return _Lives(schedule, epilogues, costs).build()
+    key = "lifetimes", epilogues, costs
+    return schedule.once(lambda: _Lives(schedule, epilogues, costs).build(), *key)
 
 
 class _Lives:

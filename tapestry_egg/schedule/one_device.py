@@ -24,7 +24,7 @@ from tapestry_egg.tracing.constants import without_prepared
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .schedules import schedule
-from .traffic import Traffic, scattered_bytes
+from .traffic import Traffic, scattered_bytes, traffic_of
 from .units import Unit, is_view
 
 
@@ -69,7 +69,7 @@ def program_seconds(
     """
     program = flatten(repeat_cheap(without_prepared(graph)), {})
     plan = schedule(program)
-    traffic = Traffic(plan, target)
+    traffic = traffic_of(plan, target)
     if weights is None:
         return sum(_priced(program, unit, target, traffic, passes) for unit in plan.units)
     total = 0.0
@@ -133,7 +133,7 @@ def region_shares(graph: BlockGraph, target: Target) -> dict[tuple[int, int], fl
     shares: dict[tuple[int, int], float] = {}
     total = 0.0
     plan = schedule(program)
-    traffic = Traffic(plan, target)
+    traffic = traffic_of(plan, target)
     for unit in plan.units:
         seconds = unit_seconds(program, unit, target, traffic)
         total += seconds

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import UnitId
@@ -13,15 +14,29 @@ from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .units import Unit, fuse
 
+T = TypeVar("T")
+
 
 @dataclass(frozen=True)
 class Schedule:
-    """Units in the order they run. `readers[v]` are the units that read value v, in that order."""
+    """Units in the order they run. `readers[v]` are the units that read value v, in that order.
+
+    `known` remembers what was worked out of the units, for whoever asks again. A copy of the
+    schedule under other `rules` and `steps` shares it.
+    """
 
     program: FlatProgram
     units: tuple[Unit, ...]
     producer: tuple[UnitId, ...]  # value -> unit that makes it, -1 inside a unit or never
     readers: tuple[tuple[UnitId, ...], ...]
+    known: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def once(self, make: Callable[[], T], *key: Hashable) -> T:
+        """What `make` gives, made at the first call with this key."""
+        if key not in self.known:
+            self.known[key] = make()
+        found: T = self.known[key]
+        return found
 
 
 def schedule(program: FlatProgram, together: Together = ()) -> Schedule:

@@ -74,6 +74,12 @@ class _Seen:
         return (0.0 if self.passes else read) + (read + 1.0 if self.copied else 0.0)
 
 
+def traffic_of(schedule: Schedule, target: Target) -> Traffic:
+    """The traffic of a schedule's units on a machine; the schedule remembers it."""
+    key = target.epilogues, target.fusing, target.rows, target.fuses, target.slices
+    return schedule.once(lambda: Traffic(schedule, target), "traffic", *key)
+
+
 class Traffic:
     """The traffic of the units of one schedule, as a machine's compiler fuses them."""
 

@@ -9,7 +9,9 @@ to another layout.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from tapestry_egg.graph.ids import BodyId, FlatId, InstanceId
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -36,15 +38,17 @@ class Unit:
     outputs: tuple[FlatId, ...]
     body: BodyId
 
-    @property
+    @cached_property
     def root(self) -> InstanceId:
         return self.members[-1]
 
 
 def is_view(program: FlatProgram, unit: Unit) -> bool:
     """Whether a unit only says how to see what lies in memory; no port does."""
-    members = [program.instances[i] for i in unit.members]
-    return not members[-1].port and all([m.signature.fusion == "view" for m in members])
+    root = program.instances[unit.root]
+    if root.port or root.signature.fusion != "view":
+        return False
+    return all([program.instances[i].signature.fusion == "view" for i in unit.members])
 
 
 def fuse(program: FlatProgram) -> list[Unit]:
@@ -63,32 +67,18 @@ def fuse(program: FlatProgram) -> list[Unit]:
             own = readers[instances[i].outputs[0]]
             leaves[i] = bool(own) and all([leaves[r] for r in own])
     for i in range(len(instances) - 1, -1, -1):
-        instance = instances[i]
-        fusion = instance.signature.fusion
-        using: list[int] = []
-        inner = not instance.port and len(instance.outputs) == 1 and fusion in ("view", "loop")
-        # A value exists as it is asked for, however those beside it lie.
-        asked = instance.signature.kernel == CONSTRAINT
-        inner = inner and not asked
-        if inner:
-            everyone = readers[instance.outputs[0]]
-            using = [r for r in everyone if not leaves[r]]
-            inner = bool(using) and not any([instances[r].port for r in using])
-            inner = inner and len({unit_of[r] for r in using}) == 1
-            if inner and len(using) < len(everyone):
-                root = instances[roots[unit_of[using[0]]]]
-                inner = fusion == "loop" and _same_loop(program, instance, root)
-            inner = inner and not any([_reads_memory(instances[r].signature) for r in using])
-            inner = inner and (fusion == "view" or all([inline[r] for r in using]))
-            inner = inner and not _collapses(instance.signature)
-            inner = inner and not instance.signature.dilates
-        if inner:
-            unit_of[i] = unit_of[using[0]]
-            inline[i] = fusion == "loop" or all([inline[r] for r in using])
+        u = _unit_to_fuse_into(program, i, readers, unit_of, roots, inline, leaves)
+        fusion = instances[i].signature.fusion
+        if u >= 0:
+            own = readers[instances[i].outputs[0]]
+            unit_of[i] = u
+            inline[i] = fusion == "loop" or all([inline[r] for r in own if not leaves[r]])
         else:
+            # A value exists as it is asked for, however those beside it lie.
+            asked = instances[i].signature.kernel == CONSTRAINT
             unit_of[i] = len(roots)
             roots.append(i)
-            inline[i] = not instance.port and fusion in ("loop", "reduce", "view") and not asked
+            inline[i] = not instances[i].port and fusion in _LOOPS and not asked
     members: dict[int, list[InstanceId]] = defaultdict(list)
     for i, u in enumerate(unit_of):
         members[u].append(InstanceId(i))
@@ -96,6 +86,44 @@ def fuse(program: FlatProgram) -> list[Unit]:
     units = [_unit(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.root)
     return units
+
+
+# What producers may run inside of, and what may run inside its readers.
+_LOOPS, _INNER = ("loop", "reduce", "view"), ("loop", "view")
+
+
+def _unit_to_fuse_into(
+    program: FlatProgram,
+    i: int,
+    readers: Sequence[Sequence[int]],
+    unit_of: Sequence[int],
+    roots: Sequence[int],
+    inline: Sequence[bool],
+    leaves: Sequence[bool],
+) -> int:
+    """The unit of all readers of an instance, if it runs inside that unit; -1 if it is a root."""
+    instances = program.instances
+    instance = instances[i]
+    signature = instance.signature
+    if instance.port or len(instance.outputs) != 1 or signature.fusion not in _INNER:
+        return -1
+    if signature.kernel == CONSTRAINT or signature.dilates or _collapses(signature):
+        return -1
+    everyone = readers[instance.outputs[0]]
+    using = [r for r in everyone if not leaves[r]]
+    if not using:
+        return -1
+    u, is_view = unit_of[using[0]], signature.fusion == "view"
+    for r in using:
+        if instances[r].port or unit_of[r] != u or not (is_view or inline[r]):
+            return -1
+        if _reads_memory(instances[r].signature):
+            return -1
+    if len(using) < len(everyone) and (
+        is_view or not _same_loop(program, instance, instances[roots[u]])
+    ):
+        return -1
+    return u
 
 
 def _reads_memory(signature: OperationSignature) -> bool:

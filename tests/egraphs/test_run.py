@@ -101,3 +101,14 @@ def test_requests_are_answered_between_iterations_until_none_is_granted() -> Non
     assert requests.asked == [[1], [2], [4], [8], [16], [32], []]
     assert requests.told == len(requests.asked) == len(found.timeline) - 1
     assert values(found, "r") == [1, 2, 4, 8, 16, 32] and found.saturated
+
+
+def test_a_goal_ends_the_run_as_soon_as_it_holds() -> None:
+    stages = [Round(("algebra",)), Round(("fold",))]
+    early = run(stages, goal=lambda: "(r 3)")
+    assert values(early, "r") == [1, 2, 3] and early.reached and not early.saturated
+    assert values(early, "p") == []  # nor does a later round run
+    assert run(stages, goal=lambda: "(r 1)").iterations == 0
+    never = run(stages, goal=lambda: "(r 6)")
+    assert values(never, "r") == [1, 2, 3, 4, 5] and never.saturated and not never.reached
+    assert not run(stages).reached

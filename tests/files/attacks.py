@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import itertools
 import random
 import re
 from collections.abc import Iterator
@@ -49,16 +50,20 @@ def get(document: Any, path: Path) -> Any:
 
 
 def changes(document: Any, seed: int, count: int) -> Iterator[tuple[Path, str, Any]]:
-    """So many changes of one field each: its place, what was done, and the changed document."""
+    """So many changes of one field each: its place, what was done, and the changed document. No
+    kind of field comes a second time before all others have come."""
     rng = random.Random(seed)
     by_kind: dict[str, list[Path]] = {}
     for path in paths(document):
         if path[0] not in ("tapestry_egg", "version", "digests"):
             by_kind.setdefault(kind(path), []).append(path)
     kinds = sorted(by_kind)
+    rng.shuffle(kinds)
     made = 0
-    while made < count:
-        path = rng.choice(by_kind[rng.choice(kinds)])
+    for each in itertools.cycle(kinds):
+        if made == count:
+            return
+        path = rng.choice(by_kind[each])
         changed = copy.deepcopy(document)
         holder, key = get(changed, path[:-1]), path[-1]
         said = _change(holder, key, rng)

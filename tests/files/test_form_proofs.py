@@ -70,6 +70,17 @@ def test_a_form_is_equal_by_structure_or_by_the_rules_that_it_names() -> None:
         assert not equal(given, form_of(given, other, *arguments), rule)
 
 
+def test_a_rule_proves_what_it_makes_and_not_the_way_back() -> None:
+    """The side that a rule replaces may hold for fewer numbers, or less exactly."""
+
+    def twice_negated(x: jax.Array) -> jax.Array:
+        return jnp.negative(jnp.negative(jnp.sin(x)))
+
+    for one, other, proves in ((twice_negated, jnp.sin, True), (jnp.sin, twice_negated, False)):
+        given = graph_of(one, struct(4))
+        assert equal(given, form_of(given, other, struct(4)), "twice-negated") is proves
+
+
 def test_order_and_repetition_do_not_matter_but_operands_do() -> None:
     given = graph_of(lambda x, y: jnp.sin(x) + jnp.cos(y), struct(4), struct(4))
     a, b, *rest = given.operations

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from tapestry_egg import packed
 from tapestry_egg.errors import GraphError, PlanError, TapestryError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.files import files
@@ -230,7 +231,7 @@ def test_the_last_of_two_equal_keys_counts(saved: dict[str, Any], tmp_path: Path
 def test_a_compressed_file_may_not_grow_without_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "_MOST_BYTES", 1 << 20)
+    monkeypatch.setattr(packed, "_MOST_BYTES", 1 << 20)
     path = tmp_path / "bomb.json.gz"
     path.write_bytes(gzip.compress(b" " * (64 << 20), mtime=0))
     with pytest.raises(GraphError, match="more than 1048576 bytes when decompressed"):

@@ -16,7 +16,6 @@ from tapestry_egg.tracing.trace import trace
 
 #: Tracing leaves nothing of these where they do nothing: placements, and solvers' own functions.
 DISSOLVED = {"device_put", "custom_linear_solve", "reshard", "mesh_cast"}
-DISSOLVED |= {"layout_constraint"}
 #: Functions of newer JAX that are made of others, and traced as these.
 MADE_OF_OTHERS = {"one_minus_square", "polynomial"}
 

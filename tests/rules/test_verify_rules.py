@@ -46,7 +46,7 @@ def test_what_is_not_true_is_refused_with_a_counterexample(rule: Rule) -> None:
     assert found is not None
     assert caught.value.where == rule.where
     assert found.pattern != found.replacement
-    if found.numbers != "type":
+    if found.numbers not in ("type", "none", "loss"):
         assert found.inputs  # values of every input
     assert found.pattern in str(caught.value) and found.replacement in str(caught.value)
     assert "becomes" in found.program
@@ -215,7 +215,7 @@ def test_a_rule_that_never_applies_is_not_trusted(
     monkeypatch.setattr(verify_module, "TRIES", 300)
     path = tmp_path / "never.yaml"
     path.write_text(MINE.format(replace="x", law="never") + "    guard: $x.rank > 9\n")
-    with pytest.raises(RuleRefused, match=r"applies to none of .* programs"):
+    with pytest.raises(RuleRefused, match=r"cannot be checked.*guard.*300 programs"):
         verify_rule(load_book(path).rules[0])
 
 

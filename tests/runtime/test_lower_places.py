@@ -120,11 +120,6 @@ def test_other_generators_run_whole() -> None:
     assert signature_of(graph, graph.operations[0]).opaque
 
 
-def test_where_bits_do_not_follow_places_a_shard_computes_all_and_takes_its_own() -> None:
-    with jax.threefry_partitionable(False):
-        strategies_of(bits(32, (8, 16)), jax.random.key(3), least=7, most=2)
-
-
 @pytest.mark.slow
 def test_dropout_in_shards_drops_what_it_drops_whole() -> None:
     def dropout(key: Array, x: Array) -> Array:

@@ -18,6 +18,7 @@ from typing import Any
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
+from tapestry_egg.packed import read_unpacked, unpacked
 
 #: Name of a format -> its module in this package, asked in this order.
 FORMATS = {"egraph-serialize": "egraph_serialize", "iopddl": "iopddl"}
@@ -33,18 +34,21 @@ def read(path: str | Path) -> tuple[ChoiceProblem, str]:
 
 def read_document(path: str | Path) -> Any:
     """What a file (.json or .json.gz) says. Raises ExtractError where it cannot be read."""
-    try:
-        return document_of(Path(path).read_bytes(), path)
-    except OSError as e:
-        raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
+    return _decoded(read_unpacked(path, ExtractError), path)
 
 
 def document_of(data: bytes, path: str | Path) -> Any:
     """What the bytes of a file say. Raises ExtractError where they are no JSON."""
+    return _decoded(unpacked(data, path, ExtractError), path)
+
+
+def _decoded(data: bytes, path: str | Path) -> Any:
     try:
-        return json.loads(gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data)
-    except (OSError, EOFError, ValueError) as e:
-        raise ExtractError(f"cannot be read: {e}", where=str(path)) from e
+        return json.loads(data)
+    except RecursionError:
+        raise ExtractError("nested too deeply", where=str(path)) from None
+    except ValueError as e:
+        raise ExtractError(f"not JSON: {e}", where=str(path)) from None
 
 
 def name_of(path: str | Path) -> str:

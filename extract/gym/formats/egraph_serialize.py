@@ -39,10 +39,10 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
         if not isinstance(node, dict) or not isinstance(node.get("eclass"), str):
             raise ExtractError("a node has no eclass", where=f"nodes[{key!r}]")
         members.setdefault(node["eclass"], []).append(key)
-    roots = list(dict.fromkeys(document["root_eclasses"]))
-    for i, root in enumerate(roots):
+    for i, root in enumerate(document["root_eclasses"]):
         if not isinstance(root, str):
             raise ExtractError(f"{root!r} is no class", where=f"root_eclasses[{i}]")
+    roots = list(dict.fromkeys(document["root_eclasses"]))
     # lean-egg writes roots under names that other classes have swallowed: they say nothing more.
     # Where no root is left, nothing can be extracted: they stay, as classes without nodes.
     kept = [root for root in roots if root in members]

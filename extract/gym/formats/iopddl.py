@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import chain, pairwise
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
+import msgspec
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
@@ -24,6 +25,26 @@ from tapestry_egg.extract.gym.choices.choices import (
     Usage,
 )
 
+
+class _Nodes(TypedDict):
+    intervals: list[list[Any]]
+    costs: list[list[Any]]
+    usages: list[list[Any]]
+
+
+class _Edges(TypedDict):
+    nodes: list[list[Any]]
+    costs: list[list[Any]]
+
+
+class _Problem(TypedDict):
+    name: NotRequired[Any]
+    nodes: _Nodes
+    edges: _Edges
+    usage_limit: Any
+
+
+_HINT = "nodes: {intervals, costs, usages}, edges: {nodes, costs}, usage_limit; lists of integers."
 #: Costs from here on are infinite.
 INFINITE = 10**18
 
@@ -40,7 +61,12 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
 
     Raises ExtractError where lengths do not match or a number is none.
     """
-    problem = document["problem"]
+    try:
+        problem = msgspec.convert(document["problem"], _Problem)
+    except msgspec.ValidationError as fault:
+        what, _, place = str(fault).partition(" - at ")
+        where = place.strip("`").removeprefix("$.") or "problem"
+        raise ExtractError(what, where=where, hint=_HINT) from None
     nodes, edges = problem["nodes"], problem["edges"]
     spans = _integers(list(chain.from_iterable(nodes["intervals"])), "nodes.intervals")
     count = len(nodes["costs"])

@@ -14,7 +14,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import block_number, zero
-from tapestry_egg.plans.exchanges import block_numbers, reaches
+from tapestry_egg.plans.exchanges import block_numbers, in_blocks, reaches
 from tapestry_egg.zspace import Projection, ZRange
 
 from .margins import with_margins
@@ -107,7 +107,10 @@ class IndexBlock:
             raise PlanError(
                 f"operand {p} has local shape {x.shape}, its layout says {local}", where=where
             )
-        reach = reaches(projection, self.signature.input_types[p], layout, *self._cut)
+        given = projection, self.signature.input_types[p], layout
+        if beyond is None and footprint == local and in_blocks(*given, self.cuts, self._cut[0]):
+            return x
+        reach = reaches(*given, *self._cut)
         outside = None if beyond is None else self._outside(operands, p)
         x, origin = with_margins(x, reach, layout, self.mesh, outside)
         for k, (size, have) in enumerate(zip(footprint, local, strict=True)):

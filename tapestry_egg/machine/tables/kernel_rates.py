@@ -23,7 +23,7 @@ import yaml
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.tables.gemm import Amount, Convolved
-from tapestry_egg.yaml_nodes import compose_yaml_text
+from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
 _FIELDS = {"devices", "dtype", "at", "flops"}
 _ADDED: list[Mapping[str, tuple[Rate, ...]]] = []
@@ -82,7 +82,7 @@ def add_kernel_rates(path: str | Path) -> None:
 
     Raises TargetError, with file, line and column, for a malformed one.
     """
-    _ADDED.append(_read(Path(path).read_text("utf-8"), str(path)))
+    _ADDED.append(_read(read_yaml_text(Path(path), TargetError, str(path)), str(path)))
 
 
 @cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 from tapestry_egg.errors import TemplateError
@@ -116,6 +117,9 @@ class Template:
     steps: Expression | None = None
     scattered: Mapping[str, Expression] = field(default_factory=dict)
     precision: Expression | None = None
+    loses: Mapping[str, Expression] = field(default_factory=dict)
+    promises: Mapping[str, Expression] = field(default_factory=dict)
+    samples: Mapping[str, Expression] = field(default_factory=dict)
     scratch: Mapping[str, Expression] = field(default_factory=dict)
     blocks: Mapping[str, Expression] = field(default_factory=dict)
     fusion: Fusion = "kernel"
@@ -131,8 +135,9 @@ class Template:
     def texts(self) -> Iterator[Expression]:
         """Every expression of the entry."""
         yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
-        tables = (self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch)
-        for table in (*tables, self.blocks, self.scattered, self.carries, self.local):
+        tables = [self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch]
+        tables += [self.blocks, self.scattered, self.carries, self.local]
+        for table in (*tables, self.loses, self.promises, self.samples):
             yield from table.values()
         for form in self.project.values():
             yield from form.texts()
@@ -145,6 +150,13 @@ class Template:
         single = [self.when, self.elements, self.flops, self.measured, self.spilled]
         single += [self.dilates, self.adds, self.settled, self.same_as, self.steps, self.precision]
         yield from (e for e in single if e is not None)
+
+    @cached_property
+    def closeness(self) -> frozenset[str]:
+        """The parameters that say how precise results are, and nothing of their types."""
+        said = " ".join(text.text for text in self.loses.values())
+        typed = " ".join(o.dtype.text for o in self.outputs)
+        return frozenset(n for n in self.defaults if f"${n}" in said and f"${n}" not in typed)
 
     def unset(self, given: Collection[str]) -> tuple[str, ...]:
         """Parameters without a value that every operation must have, where those of the names

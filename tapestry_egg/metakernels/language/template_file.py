@@ -50,6 +50,9 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       steps: 8 * $n                           what waits for one another: see below
       scattered: {of: x, elements: "@m", ..}  what lies at places that are data: see below
       precision: $precision                   of a product: see below
+      loses: {precision: 0 if $p == HIGHEST else 16}   what results may lose: see below
+      promises: {sorted: $indices_are_sorted} what it takes for granted of data: see below
+      samples: {axis: range($x.rank)}         what it may be tried with: see below
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       blocks: {products: .., moved: ..}       kernels of a block of its scores: see below
       fusion: kernel                          view | loop | reduce | kernel
@@ -83,6 +86,13 @@ them anywhere among `within`; they are touched `times` times (2: read and writte
 by its threads (the whole run, if it is left out).
 `precision:` is the parameter of that name of a product: high and highest count, and presets of
 algorithms that are as much.
+`loses:` says, by a name for each way, how many bits results may lose besides rounding to their
+dtype, as its parameters let them; 0 for none. No rule that keeps its numbers may lose more.
+`promises:` says of parameters whether they vouch for the operands: where operands break a promise
+that is made, the result may be anything, so that no rule may make a promise its pattern does not.
+`samples:` are values for parameters, and dtypes for operands, as lists, of operations that rules
+are tried on; `when` in it leaves some out. They are evaluated in their order, operands that are not
+in it first.
 `in_products:` says whether XLA for GPUs computes the kernel inside the product of matrices that
 reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded,
 `again` where it does so in every such product, and may store the result for others all the same.
@@ -149,7 +159,7 @@ _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
     "passages initial straight moves takes repeats stored writes dilates adds joins carries "
     "settled same_as outside placed skips flops reads measured spilled steps scattered precision "
-    "scratch blocks fusion in_products elements commutes local"
+    "loses promises samples scratch blocks fusion in_products elements commutes local"
 ).split()
 
 
@@ -223,6 +233,9 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         steps=one("steps"),
         scattered=_scattered(file, entry["scattered"]) if "scattered" in entry else {},
         precision=one("precision"),
+        loses=table("loses"),
+        promises=table("promises"),
+        samples=table("samples"),
         scratch=_scratch(file, entry["scratch"]) if "scratch" in entry else {},
         blocks=_blocks(file, entry) if "blocks" in entry else {},
         fusion=cast(Fusion, word("fusion", get_args(Fusion), "kernel")),

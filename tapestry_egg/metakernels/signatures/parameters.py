@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+if TYPE_CHECKING:
+    from tapestry_egg.graph.blockgraph import Operation
 
 # What most parameters are made of; it needs no reading, and is its own key.
 _ATOMS = frozenset((bool, int, float, str, type(None)))
@@ -87,3 +90,12 @@ def exact(value: Any) -> Any:
     if isinstance(value, bool | float):
         return (type(value).__name__, repr(value))
     return hashable(value)
+
+
+def exact_of(op: Operation) -> Any:
+    """The exact key of an operation's parameters; the operation remembers it, as programs have most
+    of their operations in common with their forms."""
+    known = op.__dict__.get("_exact")
+    if known is None:
+        known = op.__dict__["_exact"] = exact(op.params)
+    return known

@@ -192,11 +192,17 @@ def _freely(program: Program, request: Request, plan: Callable[[Request], Front]
     except (ExtractError, TargetError) as e:
         if not request.committed or request.arguments == "free":
             raise
-        free = plan(replace(request, arguments="free"))
+        free = plan(_moving(request))
         words = (
             f"{_MOVED} of {program.name} where they lie ({e.what}): they are moved at every call"
         )
         return replace(free, notes=(*free.notes, words))
+
+
+def _moving(request: Request) -> Request:
+    """The request for plans that move the arguments: what is heard from these binds no plan."""
+    inside = tuple(s for s in request.inside if s not in request.committed)
+    return replace(request, arguments="free", inside=inside)
 
 
 def _whole(program: Program, request: Request) -> Front:
@@ -253,11 +259,14 @@ def compile_best(front: Front, request: Request) -> CompiledPlan:
     """That plan on the request's devices."""
     from .footprint import compile_within
 
+    moves = any(note.startswith(_MOVED) for note in front.notes)
+    if moves:
+        request = _moving(request)
     limit = front.limits(request.limits).get("peak_bytes")
     plans = front.ranked(request.minimize, request.limits)
     run = compile_within(plans, place(request), limit, request.compiler_options)
     # Where the user has asked for it, or was told already.
-    run.moves.told = request.arguments == "free" or any(n.startswith(_MOVED) for n in front.notes)
+    run.moves.told = moves or request.arguments == "free"
     return run
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.metakernels import registry
 
 from .views import Atom, Dims, Views, atoms_of
 
@@ -35,6 +36,13 @@ class Scores:
     shifted: bool = False
 
 
+def at_default(graph: BlockGraph, op: Operation) -> bool:
+    """Whether a product asks for no more than fused attention gives: default precision."""
+    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
+    asked = registry.signature_of(op, types[0], types[1]).precision
+    return not asked or types[0][0].dtype != "float32"
+
+
 def scores_of(
     views: Views, v: int, dims: Dims, keys: tuple[Atom, ...], depth: int = 0
 ) -> Scores | None:
@@ -55,7 +63,7 @@ def scores_of(
         return bool(set(atoms_of(views.see(u, of(u))[1])) & set(keys))
 
     if kernel == "dot_general":
-        return _product(views, op, dims)
+        return _product(views, op, dims) if at_default(views.graph, op) else None
     if kernel in ("mul", "div") and len(op.inputs) == 2:
         a, b = op.inputs
         factor = views.splat(b)

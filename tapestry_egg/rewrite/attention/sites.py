@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from tapestry_egg.graph.blockgraph import Operation
 
-from .scores import Scores, operands_of, result_of, scores_of
+from .scores import Scores, at_default, operands_of, result_of, scores_of
 from .sums import ARITHMETIC, Leaf, Powers, Reader, Sum, leaf, over, power, same, times
 from .views import Atom, Dims, Views, atoms_of
 
@@ -86,7 +86,8 @@ def _followed(
         v = stack.pop()
         for reader in readers.get(v, ()):
             if reader.kernel == "dot_general":
-                products[reader.outputs[0]] = reader
+                if at_default(views.graph, reader):
+                    products[reader.outputs[0]] = reader
                 continue
             if reader.kernel == "reduce_sum" and views.see(v, labels[v]) == (e, root):
                 axes = [int(a) for a in reader.params["axes"]]

@@ -27,7 +27,7 @@ from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.own_arrays import self_compared
 from tapestry_egg.schedule.schedules import Schedule, scheduled
-from tapestry_egg.schedule.traffic import Traffic
+from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.schedule.units import is_view
 from tapestry_egg.tracing.plain import handles_in
 
@@ -183,7 +183,7 @@ class Checkpoints:
     @cached_property
     def _seconds(self) -> tuple[float, ...]:
         """Per unit, its time."""
-        traffic = Traffic(self.schedule, self.target)
+        traffic = traffic_of(self.schedule, self.target)
         units = self.schedule.units
         return tuple([unit_seconds(self.program, u, self.target, traffic) for u in units])
 

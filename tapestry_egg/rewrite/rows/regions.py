@@ -9,6 +9,7 @@ from typing import Any
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.parameters import exact_of
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
@@ -104,8 +105,18 @@ class Region:
         return True
 
     def _operation(self, op: Operation, index: int, size: int) -> Grown | None:
-        """How an operation runs on more rows; None where it cannot, or need not."""
+        """How an operation runs on more rows; None where it cannot, or need not. Its signature
+        remembers it, as equal operations have the same one."""
         sig = signature_in(self.graph, op)
+        known: dict[Any, Grown | None] = sig.__dict__.setdefault("_on_more_rows", {})
+        key = exact_of(op), index, size
+        if key not in known:
+            known[key] = self._on_more_rows(op, sig, index, size)
+        return known[key]
+
+    def _on_more_rows(
+        self, op: Operation, sig: OperationSignature, index: int, size: int
+    ) -> Grown | None:
         rows = Rows.along(sig, index, any_monoid=True)
         windows: tuple[int, ...] = ()
         if rows is None:

@@ -8,16 +8,18 @@ numbered anew, so that it depends on what was found alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 from tapestry_egg.egraphs.process import Budget
-from tapestry_egg.egraphs.run import Round, Row, saturate
+from tapestry_egg.egraphs.run import Facts, Round, Row, Saturation, saturate
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.parameters import exact
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 from tapestry_egg.rules.language.families import FAMILIES
 from tapestry_egg.tracing.constants import may_prepare
@@ -56,6 +58,7 @@ class Explored:
     catalogue: tuple[Applied, ...]
     timeline: tuple[Tick, ...] = ()
     by_clock: bool = False
+    asked: int = 0  # what rules asked and was answered
 
     def only(self, rules: Collection[str]) -> Explored:
         """Without the nodes that only other rules than these have made."""
@@ -75,26 +78,84 @@ def explore(graph: BlockGraph, rules: Sequence[Rule], budget: Budget = BUDGET) -
     """Run rules of the program's rulesets on the operations of one graph (not of its regions)."""
     catalogue = Catalogue()
     facts, signatures = _facts(graph, catalogue)
-    rules = _relevant(rules, {a.kernel for a in catalogue.entries})
-    found = saturate(
+    tables = ("N", "Leaf", "made", *OPERATORS)
+    rules = relevant(graph, rules)
+    answers = Answers(catalogue, rules)
+    found = _run(rules, answers, facts, budget, tables)
+    terms = _terms(graph, found.tables, signatures, found.saturated)
+    terms = _with_free(graph, terms, catalogue.entries)
+    asked = len(answers.answered)
+    return Explored(terms, tuple(catalogue.entries), found.timeline, found.by_clock, asked)
+
+
+def makes(
+    graph: BlockGraph,
+    at: Mapping[ClassId, int],
+    new: Sequence[tuple[ClassId, Applied, Sequence[ClassId]]],
+    pairs: Collection[tuple[ClassId, ClassId]],
+    rules: Sequence[Rule],
+    budget: Budget = BUDGET,
+) -> bool:
+    """Whether rules make new nodes of one graph, and find pairs of classes equal. They run only
+    until they do.
+
+    `at` says which value of the graph is in which class; `new` are classes with the kernels that
+    make them and the classes that these read, each after those.
+    """
+    known = {*at, *(c for c, *_ in new)}
+    if any(d not in known for _, _, operands in new for d in operands):
+        return False
+    if any(c not in known for pair in pairs for c in pair):
+        return False
+    catalogue = Catalogue()
+    facts, _ = _facts(graph, catalogue)
+    text = {c: f"(N {v})" for c, v in at.items()} | {c: f"new{k}" for k, (c, *_) in enumerate(new)}
+
+    def goal() -> str:
+        """The nodes as facts, as soon as rules have asked for all of their signatures."""
+        numbers = {_exact(a): s for s, a in enumerate(catalogue.entries)}
+        wanted = [(c, numbers.get(_exact(a)), operands) for c, a, operands in new]
+        if any(s is None for _, s, _ in wanted):
+            return ""
+        nodes = [
+            f"(= {text[c]} (Op{len(operands)} {' '.join([str(s), *(text[d] for d in operands)])}))"
+            for c, s, operands in wanted
+        ]
+        return " ".join([*nodes, *(f"(= {text[b]} {text[v]})" for b, v in pairs)])
+
+    return _run(rules, Answers(catalogue, rules), facts, budget, (), goal).reached
+
+
+def _exact(a: Applied) -> Any:
+    """What entries share that differ in nothing but the recomputed region that they are in."""
+    return a.kernel, exact(a.params), a.inputs, a.output
+
+
+def _run(
+    rules: Sequence[Rule],
+    answers: Answers,
+    facts: Facts,
+    budget: Budget,
+    tables: Sequence[str],
+    goal: Callable[[], str] | None = None,
+) -> Saturation:
+    return saturate(
         [(rule, rule_forms(rule)) for rule in rules],
         facts,
         (Round(("load",), once=True), Round(PROGRAM_RULESETS)),
-        ("N", "Leaf", "made", *OPERATORS),
+        tables,
         budget,
         declared=_LOAD,
-        requests=Answers(catalogue, rules),
+        requests=answers,
         most_rows=_OVER * budget.rows,
+        goal=goal,
     )
-    terms = _terms(graph, found.tables, signatures, found.saturated)
-    terms = _with_free(graph, terms, catalogue.entries)
-    return Explored(terms, tuple(catalogue.entries), found.timeline, found.by_clock)
 
 
-def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:
-    """The rules whose kernels occur in the program, or in what other such rules make of it: to
+def relevant(graph: BlockGraph, rules: Sequence[Rule]) -> list[Rule]:
+    """The rules whose kernels occur in the graph, or in what other such rules make of it: to
     declare a rule takes longer than to find that it matches nothing."""
-    known = set(kernels)
+    known = {op.kernel for op in graph.operations if _is_term(graph, op)}
     chosen: dict[int, Rule] = {}
     grown = True
     while grown:
@@ -102,14 +163,19 @@ def _relevant(rules: Sequence[Rule], kernels: set[str]) -> list[Rule]:
         for k, rule in enumerate(rules):
             if k in chosen:
                 continue
-            named = _KERNEL.findall(rule.egg)
-            families = _MEMBER.findall(rule.egg)
+            named, families = _matched(rule.egg)
             if known.issuperset(named) and not any(known.isdisjoint(FAMILIES[f]) for f in families):
                 chosen[k] = rule
                 wants = rule.recipe.wants.values() if rule.recipe else ()
                 known.update(w.kernel for w in wants if w.kernel)
                 grown = True
     return [chosen[k] for k in sorted(chosen)]
+
+
+@cache
+def _matched(egg: str) -> tuple[list[str], list[str]]:
+    """The kernels and the families of kernels that a rule's text names."""
+    return _KERNEL.findall(egg), _MEMBER.findall(egg)
 
 
 _KERNEL = re.compile(r'\(kernel \S+ "([^"]+)"\)')
@@ -207,18 +273,27 @@ def _by_build(
 ) -> list[tuple[Any, ...]]:
     """The rows (signature, operands, class) in an order that only what they say determines; gives
     the classes that have no number yet the next ones, in this order."""
-    rest = list(rows)
+    readers: dict[Any, list[int]] = {}  # class -> rows that wait for it to have a number
+    waiting = []
+    for k, row in enumerate(rows):
+        unknown = {t for t in row[1:-1] if t not in numbers}
+        waiting.append(len(unknown))
+        for t in unknown:
+            readers.setdefault(t, []).append(k)
+    ready = [row for row, n in zip(rows, waiting, strict=True) if not n]
     out: list[tuple[Any, ...]] = []
-    while rest:
-        ready = [row for row in rest if all(t in numbers for t in row[1:-1])]
-        if not ready:  # built of nothing that is known: there is no such row
-            break
+    while ready:  # rows that are built of nothing known are left out: there are none
         ready.sort(key=lambda row: (row[0], [numbers[t] for t in row[1:-1]]))
-        for row in ready:
-            numbers.setdefault(row[-1], ClassId(len(numbers)))
         out += ready
-        done = set(map(id, ready))
-        rest = [row for row in rest if id(row) not in done]
+        new = [row[-1] for row in ready if row[-1] not in numbers]
+        for token in new:
+            numbers.setdefault(token, ClassId(len(numbers)))
+        ready = []
+        for token in dict.fromkeys(new):
+            for k in readers.get(token, ()):
+                waiting[k] -= 1
+                if not waiting[k]:
+                    ready.append(rows[k])
     return out
 
 
@@ -226,15 +301,14 @@ def _with_free(graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied]) ->
     """The terms with the nodes marked that need nothing but constants."""
     readers: dict[int, list[tuple[int, Node]]] = {}
     alone: list[tuple[int, Node]] = []
+    may = [may_prepare(a.kernel, a.inputs, (a.output,)) for a in catalogue]
     for c, nodes in enumerate(terms.nodes):
         for n in nodes:
-            if n.signature >= 0:
-                entry = catalogue[n.signature]
-                if may_prepare(entry.kernel, entry.inputs, (entry.output,)):
-                    for d in set(n.operands):
-                        readers.setdefault(d, []).append((c, n))
-                    if not n.operands:
-                        alone.append((c, n))
+            if n.signature >= 0 and may[n.signature]:
+                for d in set(n.operands):
+                    readers.setdefault(d, []).append((c, n))
+                if not n.operands:
+                    alone.append((c, n))
     fixed = {terms.class_of[v] for v in graph.constants} | {c for c, _ in alone}
     free = {(c, n.signature, n.operands) for c, n in alone}
     stack = sorted(fixed)

@@ -8,6 +8,7 @@ fires. Every term that a rule builds is recorded as `made`, so that a form can n
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,7 @@ from tapestry_egg.metakernels.language.scopes import Names, Scope
 from tapestry_egg.metakernels.signatures.parameters import hashable, plain, readable
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rules.language.book import Rule, commands
-from tapestry_egg.rules.language.families import families_of
+from tapestry_egg.rules.language.families import FAMILIES, families_of
 from tapestry_egg.rules.language.recipe import MOST_GIVEN, Want
 from tapestry_egg.rules.language.rewrites import defaults, spelled
 
@@ -61,6 +62,16 @@ class Applied:
     def signature(self) -> OperationSignature:
         """Its operation projection signature. Raises TemplateError where no template fits."""
         return registry.signature(self.kernel, self.params, self.inputs, (self.output,))
+
+    @cached_property
+    def losses(self) -> Mapping[str, float]:
+        """In which ways results may be less precise than their dtype, and by how many bits."""
+        return registry.losses(self.kernel, self.params, self.inputs)
+
+    @cached_property
+    def promises(self) -> tuple[str, ...]:
+        """What it takes for granted of its operands."""
+        return registry.promises(self.kernel, self.params, self.inputs)
 
     @cached_property
     def described(self) -> Mapping[str, Any]:
@@ -134,10 +145,13 @@ class Catalogue:
             kernel = model.kernel if model else want.kernel
             params = dict(model.params) if model else {}
             params.update({k: plain(value(scope)) for k, value in want.params.items()})
+            params = {**_closest(kernel, entries), **params} if model is None else params
             params = defaults(kernel, params) if model is None else spelled(params)
             inputs = want.inputs(scope)
             if not isinstance(inputs, tuple) or not all(isinstance(t, TensorType) for t in inputs):
                 raise want.inputs.error(f"{inputs!r:.60} are not the types of operands")
+            if not registry.takes(kernel, params, inputs):
+                raise want.inputs.error(f"JAX has no {kernel} of {', '.join(map(str, inputs))}")
             try:
                 (output,) = registry.output_types(kernel, params, inputs)
             except TemplateError:
@@ -172,6 +186,17 @@ class Catalogue:
         return {name: self.number(entry) for name, entry in made.items()}
 
 
+def _closest(kernel: str, entries: Sequence[Applied]) -> dict[str, Any]:
+    """How precise a kernel is to be of which a rule says nothing: as the most precise operation
+    that the rule looks at."""
+    names = {n for template in registry.templates().get(kernel, ()) for n in template.closeness}
+    said = [e for e in entries if any(e.params.get(n) is not None for n in names)]
+    if not said:
+        return {}
+    least = min(said, key=lambda e: sum(e.losses.values()))
+    return {n: least.params[n] for n in names if n in least.params}
+
+
 def splat(array: Any) -> str | None:
     """A scalar constant as rules write it; None for any other constant."""
     value = np.asarray(array)
@@ -187,7 +212,7 @@ class Answers:
         self.catalogue = catalogue
         self._rules = {rule.name: rule for rule in rules}
         self._known = 0  # signatures that the rules know of
-        self._answered: set[Row] = set()
+        self.answered: set[Row] = set()  # rows of `want` that were
 
     def news(self) -> Facts:
         """The kernels, with their families, of the signatures that the rules do not know yet."""
@@ -202,9 +227,9 @@ class Answers:
         """Facts for the rows of `want` that were not answered before, where they are granted."""
         facts: dict[str, list[Row]] = {}
         for name, *given in sorted(row[: MOST_GIVEN + 1] for row in wants):
-            if (name, *given) in self._answered:
+            if (name, *given) in self.answered:
                 continue
-            self._answered.add((name, *given))
+            self.answered.add((name, *given))
             asked = [s for s in given if s >= 0]
             found = self.catalogue.answer(self._rules[name], asked)
             if found is None:
@@ -220,31 +245,88 @@ def rule_forms(rule: Rule) -> list[str]:
 
     Raises RuleError for a rule whose wants are not bound to signatures in its body.
     """
-    out: list[str] = []
-    for _, _, text in commands(rule.egg):
-        form = parse(text)
-        for body, actions in rule_sides(form):
-            out.extend(_split(rule, body, actions))
-        if isinstance(form, list) and form[0] == "relation":
-            out.append(text)
+    out = [text for _, _, text in commands(rule.egg) if text.startswith("(relation")]
+    for body, actions in rule_sides(rule):
+        out.extend(_split(rule, body, actions))
     return out
 
 
-def rule_sides(form: Form) -> list[tuple[list[Form], list[Form]]]:
-    """(body, actions) of a rule; rewrites are rules that unite their two sides."""
-    if isinstance(form, str):
-        return []
+def rule_sides(rule: Rule) -> list[tuple[list[Form], list[Form]]]:
+    """(body, actions) of every egglog rule in a rule's text; rewrites are rules that unite their
+    two sides.
+
+    Raises RuleError for a text that is none, or uses a relation otherwise than schema.egg says.
+    """
+    found: list[tuple[list[Form], list[Form]]] = []
+    for _, _, text in commands(rule.egg):
+        level = deepest = 0
+        for c in text:
+            level += (c == "(") - (c == ")")
+            deepest = max(deepest, level)
+        if deepest > _DEEPEST:
+            raise RuleError(f"egglog text of more than {_DEEPEST} levels", where=rule.where)
+        form = parse(text)
+        fault = _fault(form)
+        if fault:
+            raise RuleError(
+                f"the egglog text of rule {rule.name!r} is malformed: {fault}",
+                where=rule.where,
+                hint="A rule is (rule (ATOM ...) (ACTION ...)), or (rewrite TERM TERM).",
+            )
+        assert isinstance(form, list)
+        head, *rest = form
+        if head == "rule":
+            found.append((list(rest[0]), list(rest[1])))
+        elif head in ("rewrite", "birewrite"):
+            when = list(rest[3]) if len(rest) > 3 else []
+            sides = [(rest[0], rest[1])] + ([(rest[1], rest[0])] if head == "birewrite" else [])
+            found += [([["=", "whole__", a], *when], [["union", "whole__", b]]) for a, b in sides]
+    return found
+
+
+#: Levels of parentheses in a rule.
+_DEEPEST = 100
+#: Atoms and actions of so many parts, the name among them.
+_PARTS = {"kernel": 3, "member": 3, "splat": 3, "let": 3, "union": 3}
+
+
+def _fault(form: Form) -> str:
+    """What is wrong with a command; nothing where it is well-formed."""
+    if not isinstance(form, list) or not form:
+        return "it is no command"
     head, *rest = form
-    if head == "rule":
-        body, actions = rest[0], rest[1]
-        assert isinstance(body, list) and isinstance(actions, list)
-        return [(body, actions)]
-    if head not in ("rewrite", "birewrite"):
-        return []
-    when = rest[rest.index(":when") + 1] if ":when" in rest else []
-    assert isinstance(when, list)
-    sides = [(rest[0], rest[1])] + ([(rest[1], rest[0])] if head == "birewrite" else [])
-    return [([["=", "whole__", a], *when], [["union", "whole__", b]]) for a, b in sides]
+    if head == "rule" and (len(rest) < 2 or not all(isinstance(f, list) for f in rest[:2])):
+        return "a rule has a list of atoms and a list of actions"
+    if head in ("rewrite", "birewrite"):
+        guarded = len(rest) == 4 and rest[2] == ":when" and isinstance(rest[3], list)
+        if len(rest) != 2 and not guarded:
+            return f"a {head} has two terms, and may have `:when (ATOM ...)`"
+    for part in rest:
+        for atom in part if isinstance(part, list) and head != "relation" else ():
+            if wrong := _misuse(atom):
+                return wrong
+    return ""
+
+
+def _misuse(form: Form) -> str:
+    """How an atom, an action or a term in it is none; nothing where it is fine."""
+    if not isinstance(form, list):
+        return ""
+    head = form[0] if form and isinstance(form[0], str) else ""
+    text = show(form)
+    operator = re.fullmatch(r"Op(\d)", head)
+    if operator and len(form) != int(operator[1]) + 2:
+        return f"{text:.60} has a signature and {operator[1]} operands"
+    if len(form) != _PARTS.get(head, len(form)) or (head == "=" and len(form) < 3):
+        return f"{text:.60} has {'two parts or more' if head == '=' else 'two parts'}"
+    if head == "member" and str(form[2]).strip('"') not in FAMILIES:
+        return f"there is no family {form[2]}"
+    if head == "splat":
+        try:
+            float(str(form[2]).strip('"'))
+        except ValueError:
+            return f"{form[2]} is not a number"
+    return next((wrong for part in form[1:] if (wrong := _misuse(part))), "")
 
 
 def _split(rule: Rule, body: list[Form], actions: list[Form]) -> list[str]:

@@ -1,0 +1,171 @@
+"""Whether the emitted program does what its plan promised."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from tapestry_egg.errors import PlanError
+from tapestry_egg.quantities import BYTES
+
+from .equations import Program, Region, all_sent, jaxprs
+from .memory import Fused, held
+
+if TYPE_CHECKING:
+    from tapestry_egg.graph.layout import Layout
+    from tapestry_egg.plans.plan import Plan
+
+#: A promised peak is off by this share at most; below by what small arrays add up to that compilers
+#: fold into others, above by what kernels may take beside their arrays: parts of products (at most
+#: a tile of each core), workspaces of libraries.
+BAND = 0.10
+SMALL, WORKSPACE = 64 << 10, 16 << 20
+_HINT = (
+    "The plan and the program made from it disagree: a defect of tapestry-egg, or an edited file."
+)
+
+
+def check(plan: Plan, jaxpr: Any, donated: Sequence[bool] | None = None) -> None:
+    """Compare the promises of a plan with the program emitted for its target.
+
+    `jaxpr` has the `shard_map` of the plan as its one equation of that name; `donated` says of each
+    argument whether the program may reuse its memory (default: as the plan's graph has it). Raises
+    PlanError for the first difference: layouts at the boundary and bytes on the wire must be equal,
+    the peak within a band.
+    """
+    given = check_boundary(plan, jaxpr, donated)
+    program, region = _read(plan, jaxpr)
+    _check_wire(plan, program, region)
+    _check_peak(plan, program, region, given)
+
+
+def held_by(plan: Plan, jaxpr: Any) -> int:
+    """The bytes that the ledger counts in memory at the peak of a plan's program."""
+    program, region = _read(plan, jaxpr)
+    return held(program, region, check_boundary(plan, jaxpr), *_compiler(plan))
+
+
+def _read(plan: Plan, jaxpr: Any) -> tuple[Program, Region]:
+    program = Program(dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True)))
+    return program, program.read(_shard_map(plan, jaxpr).params["jaxpr"])
+
+
+def _compiler(plan: Plan) -> tuple[bool, float]:
+    """Whether the compiler of the plan's machine holds memory for results before they are made, and
+    from how many bytes of a device's result on a product may be a library's."""
+    machine = plan.origin.machine if plan.origin else None
+    if machine is None or machine.fusing is None:
+        return machine is None or machine.reserves, float("inf")
+    library = machine.fusing.library_bytes
+    return machine.reserves, float("inf") if library is None else library / plan.mesh.devices
+
+
+def _shard_map(plan: Plan, jaxpr: Any) -> Any:
+    """The one `shard_map` of a program, wherever it stands in calls."""
+    found, left = [], [getattr(jaxpr, "jaxpr", jaxpr)]
+    while left:
+        for equation in left.pop().eqns:
+            if equation.primitive.name == "shard_map":
+                found.append(equation)
+            else:
+                left += jaxprs(equation)
+    if len(found) != 1:
+        raise _refusal(plan, f"{len(found)} programs of devices", "one")
+    return found[0]
+
+
+def check_boundary(plan: Plan, jaxpr: Any, donated: Sequence[bool] | None = None) -> list[bool]:
+    """Compare mesh, layouts and blocks of arguments and results, as `check` does first; of which
+    inputs of the `shard_map` the plan counts on the memory: donated ones, and the state that
+    results become, which the caller may give up later.
+    """
+    mapped = _shard_map(plan, jaxpr)
+    graph, inner = plan.graph, mapped.params["jaxpr"]
+    sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
+    if dict(mapped.params["mesh"].shape) != sizes:
+        raise _refusal(plan, f"a mesh of {dict(mapped.params['mesh'].shape)}", f"{sizes}")
+    types = [graph.values[v] for v in graph.inputs]
+    given = graph.donated or (False,) * len(types)
+    if donated is not None and tuple(donated) != tuple(given):
+        raise _refusal(plan, f"donated arguments {_numbers(donated)}", f"{_numbers(given)}")
+    entering = [i for i, t in enumerate(types) if t.size]  # arrays without elements are made inside
+    first = len(inner.invars) - len(entering)  # constants come before the arguments
+    sides = (
+        ("input", entering, plan.in_shardings, graph.inputs, "in_specs", inner.invars[first:]),
+        ("output", None, plan.out_shardings, graph.outputs, "out_specs", inner.outvars),
+    )
+    for what, places, layouts, values, side, blocks in sides:
+        specs = mapped.params[side][first if what == "input" else 0 :]
+        numbers = range(len(values)) if places is None else places
+        for i, spec, block in zip(numbers, specs, blocks, strict=True):
+            wanted = _axes(layouts[i], plan)
+            found = [(x,) if isinstance(x, str) else tuple(x or ()) for x in spec]
+            found += [()] * (len(wanted) - len(found))
+            shape = graph.values[values[i]].shape
+            local = [
+                n // prod(sizes[a] for a in axes) for n, axes in zip(shape, wanted, strict=True)
+            ]
+            if found != wanted or list(block.aval.shape) != local or layouts[i].partial:
+                made = f"{what} {i} cut along {found} into blocks {list(block.aval.shape)}"
+                raise _refusal(plan, made, f"{wanted} and {local}")
+    states = {i for _, i in plan.origin.feedback} if plan.origin else ()
+    return [False] * first + [given[i] or i in states for i in entering]
+
+
+def _axes(layout: Layout, plan: Plan) -> list[tuple[str, ...]]:
+    return [tuple(plan.mesh.names[a] for a in axes) for axes in layout.dims]
+
+
+def _check_wire(plan: Plan, program: Program, region: Region) -> None:
+    found: dict[tuple[str, tuple[str, ...]], int] = {}
+    wire = 0.0
+    for sent, times in all_sent(region, program.axes):
+        key = sent.kind, sent.axes
+        found[key] = found.get(key, 0) + sent.payload * times
+        wire += sent.wire(program.axes) * times
+    promised: dict[tuple[str, tuple[str, ...]], int] = {}
+    for c in plan.collectives:
+        promised[c.kind, c.axes] = promised.get((c.kind, c.axes), 0) + c.payload_bytes * c.count
+    for kind, axes in sorted({*found, *promised}):
+        made, said = found.get((kind, axes), 0), promised.get((kind, axes), 0)
+        if made != said:
+            over = f"bytes by {kind} over {', '.join(axes)}"
+            raise _refusal(plan, f"{made:,} {over}", f"{said:,}")
+    own = sum(c.wire_bytes * c.count for c in plan.collectives)
+    for total in (own, plan.costs.wire_bytes):
+        if abs(total - wire) > 1e-6 * wire:
+            raise _refusal(plan, f"{wire:,.0f} bytes sent by a device", f"{total:,.0f}")
+
+
+def _check_peak(plan: Plan, program: Program, region: Region, donated: Sequence[bool]) -> None:
+    machine = plan.origin.machine if plan.origin else None
+    said = plan.costs.peak_bytes
+    reserves, library = _compiler(plan)
+
+    def counted(library: float, fused: Fused) -> int:
+        return held(program, region, donated, reserves, library, fused)
+
+    usual = counted(library, "some")
+    if said < (1 - BAND) * usual - SMALL:
+        least = min(usual, counted(float("inf"), "all"))
+        if said < (1 - BAND) * least - SMALL:
+            raise _refusal(plan, f"{BYTES.format(least)} in memory at least", BYTES.format(said))
+    # Tiles pad arrays: what they hold is not counted.
+    padded = machine is not None and machine.tiles is not None
+    if not padded and said > (1 + BAND) * usual + WORKSPACE:
+        most = max(usual, counted(library, "none"))
+        if said > (1 + BAND) * most + WORKSPACE:
+            raise _refusal(plan, f"{BYTES.format(most)} in memory at most", BYTES.format(said))
+
+
+def _refusal(plan: Plan, made: str, said: str) -> PlanError:
+    return PlanError(
+        f"the program has {made}, the plan promised {said}",
+        where=f"ledger of plan {plan.name} on {plan.mesh}",
+        hint=_HINT,
+    )
+
+
+def _numbers(flags: Sequence[bool]) -> list[int]:
+    return [i for i, flag in enumerate(flags) if flag]

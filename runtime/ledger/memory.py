@@ -1,0 +1,298 @@
+"""Bytes in memory on a device while the emitted program runs, by plain liveness.
+
+A value is in memory from the step that makes it to the last step that reads it. Views take none.
+What is computed element by element, or only moves elements, is computed by the kernels that read
+it, unless
+
+* a product, a collective, a loop or an optimization barrier reads it, or it is a result, or
+* several kernels read it, and computing it in each would read more than storing it once.
+
+Arguments are in memory from first to last. A result takes the place of a donated argument of its
+type once that is read no more; any other result has a place from the first step on, in which
+smaller arrays are put before. A kernel that works element by element, an all-reduce, an update and
+a loop write over an operand that nothing reads later.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from .equations import Program, Region, Step
+
+#: How much of what may be computed by its readers is computed by them.
+Fused = Literal["all", "some", "none"]
+_BARRIER = "optimization_barrier"
+_VIEWS = frozenset("reshape transpose squeeze expand_dims random_wrap random_unwrap copy".split())
+#: What moves elements, or makes them of nothing.
+_MOVES = frozenset(
+    "broadcast_in_dim concatenate dynamic_slice gather iota pad rev slice split empty axis_index "
+    "select_n clamp".split()
+)
+#: What makes several results element by element.
+_SEVERAL = frozenset(("threefry2x32",))
+#: What a library makes on GPUs, with its workspace beside the result.
+_PRODUCTS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
+#: What may give an array of its operands' shape, but not element by element.
+_WHOLE = _PRODUCTS | frozenset(
+    "sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky triangular_solve reduce_window "
+    "reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add "
+    "householder_product".split()
+)
+#: What writes into its first operand, and what can leave a result where an operand was.
+_UPDATES = frozenset(
+    "dynamic_update_slice scatter scatter-add scatter-mul scatter-min scatter-max".split()
+)
+_IN_PLACE = _UPDATES | {"scan", "while", "cond", "psum", "pmax", "pmin"}
+
+
+@dataclass(slots=True)
+class Array:
+    """An array in memory from step `begin` on, until before step `end`."""
+
+    bytes: int
+    begin: int
+    end: int
+
+
+def held(
+    program: Program,
+    region: Region,
+    donated: Sequence[bool],
+    reserves: bool = True,
+    library: float = 0,
+    fused: Fused = "some",
+) -> int:
+    """The most bytes that a device holds at a step; `donated` says it of every input.
+
+    Unless the compiler `reserves` places for results, they are held from when they are made.
+    Products whose results have `library` bytes or more are a library's: it reads arrays, and
+    leaves its workspace beside the result, over which nothing is written. Others compute what they
+    read that is made element by element of one array. If `all` is fused, nothing is stored because
+    several kernels read it, and branches compute what they read, as compilers may; if `none` is,
+    every value is stored.
+    """
+    own = _Held(program, region, library, fused)
+    places: dict[object, list[int]] = defaultdict(list)
+    for v, gone in zip(region.inputs, donated, strict=True):
+        if gone:
+            places[program.types[v]].append(v)
+    for v in region.outputs:
+        if v >= 0 and places[program.types[v]]:
+            own.renew(v, places[program.types[v]].pop(0))
+    if reserves:
+        own.reserve()
+    return sum(program.bytes[v] for v in region.inputs) + own.most()
+
+
+class _Held:
+    """What one region holds beside its inputs."""
+
+    def __init__(self, program: Program, region: Region, library: float, mode: Fused) -> None:
+        self.program, self.region, self.library, self.mode = program, region, library, mode
+        self.end = len(region.steps)
+        self.root = self._roots()
+        self.results = {self.root[v] for v in region.outputs if v >= 0}
+        self.products = {v for s in region.steps if self._is_library_s(s) for v in s.makes}
+        steps = () if mode == "none" else region.steps
+        self.fused = {v for s in steps if self._is_fused(s) for v in s.makes}
+        self.fused -= self._read_whole() | self.results
+        self.fused -= self._read_by_many() if mode == "some" else set()
+        self.of: dict[int, frozenset[int]] = {}  # value -> the arrays that it is computed of
+        self.last: dict[int, int] = {}  # array -> the step that reads it last
+        self.arrays: dict[int, Array] = {}
+        self._find_arrays()
+
+    # What is stored
+
+    def _roots(self) -> dict[int, int]:
+        """Value -> what it is a view of, or itself; barriers hand on what they are given."""
+        found = {v: v for v in self.region.inputs}
+        for step in self.region.steps:
+            for read, made in zip(step.reads, step.makes, strict=False):
+                if _hands_on(step) and read >= 0:
+                    found[made] = found.get(read, read)
+            for made in step.makes:
+                found.setdefault(made, made)
+        return found
+
+    def _reads(self, step: Step) -> Iterable[int]:
+        return (self.root.get(v, v) for v in step.reads if v >= 0)
+
+    def _is_fused(self, step: Step) -> bool:
+        """Whether the kernels that read what a step makes can compute it themselves."""
+        if step.sent or step.inner or step.name in _WHOLE | _UPDATES | {_BARRIER}:
+            return False
+        if step.name in _MOVES:
+            return True
+        if len(step.makes) != 1 and step.name not in _SEVERAL:
+            return False
+        shape = self.program.types[step.makes[0]][0]
+        return all(_spreads(self.program.types[v][0], shape) for v in step.reads if v >= 0)
+
+    def _computes_operands(self, step: Step) -> bool:
+        """Whether a step's kernel can compute what the step reads."""
+        reduces = step.name.startswith("reduce_") and not step.sent
+        named = step.name in _UPDATES | _VIEWS | {"argmax", "argmin", "cumsum"}
+        branches = self.mode == "all" and step.name == "cond"
+        return reduces or named or branches or self._is_fused(step)
+
+    def _read_whole(self) -> set[int]:
+        """What some step reads as an array."""
+        steps = [s for s in self.region.steps if not self._computes_operands(s)]
+        inside = {s.makes[0] for s in self.region.steps if self._is_fused(s) and self._is_of_one(s)}
+        return {
+            v
+            for step in steps
+            for v in self._reads(step)
+            if v not in inside or step.name not in _PRODUCTS or self._is_library_s(step)
+        }
+
+    def _is_library_s(self, step: Step) -> bool:
+        """Whether a step is a product that a library makes, as it does all convolutions."""
+        large = any(self.program.bytes[v] >= self.library for v in step.makes)
+        return step.name == "conv_general_dilated" or (step.name in _PRODUCTS and large)
+
+    def _is_of_one(self, step: Step) -> bool:
+        """Whether a step reads one array of as many elements as it makes, besides scalars."""
+        shapes = [self.program.types[v][0] for v in step.reads if v >= 0]
+        return [x for x in shapes if x] == [self.program.types[step.makes[0]][0]]
+
+    def _read_by_many(self) -> set[int]:
+        """What several kernels read, if they would read more to compute it than to load it."""
+        found: set[int] = set()
+        kernels: dict[int, set[int]] = defaultdict(set)
+        for t, step in reversed(list(enumerate(self.region.steps))):
+            if _hands_on(step):
+                continue
+            own: set[int] = set()
+            for v in step.makes:
+                again = len(kernels[v]) - 1 if v in self.fused and step.name not in _MOVES else 0
+                read = sum(self.program.bytes[r] for r in self._reads(step))
+                if again > 0 and again * read > (again + 2) * self.program.bytes[v]:
+                    found.add(v)
+                own |= kernels[v] if v in self.fused and v not in found else {t}
+            for v in self._reads(step):
+                kernels[v] |= own
+        return found
+
+    # When it is in memory
+
+    def _made_of(self, v: int) -> frozenset[int]:
+        root = self.root.get(v, v)
+        return self.of.get(root, frozenset((root,)))
+
+    def _find_arrays(self) -> None:
+        steps = [(t, s) for t, s in enumerate(self.region.steps) if not _hands_on(s)]
+        for t, step in steps:
+            made_of = frozenset[int]().union(*(self._made_of(v) for v in self._reads(step)))
+            fused = all(v in self.fused for v in step.makes)
+            self.of.update((v, made_of if fused else frozenset((v,))) for v in step.makes)
+            if not fused:
+                self.last.update(dict.fromkeys(made_of, t))
+        for v in self.results:
+            self.last.update(dict.fromkeys(self._made_of(v), self.end))
+        for t, step in steps:
+            for v in step.makes:
+                if step.name == "cond" and v not in self.last:
+                    continue  # nothing reads it: it is not made
+                if v not in self.fused and self.program.bytes[v]:
+                    end = self.last.get(v, t) + 1
+                    self.arrays[v] = Array(self.program.bytes[v], t, end)
+            if self._writes_over(step):
+                self._write_over(step, t)
+            if beside := self._unordered(step):
+                self.arrays[-1 - t] = Array(beside, t, t + 1)
+
+    def _writes_over(self, step: Step) -> bool:
+        return step.name in _IN_PLACE or self._is_fused(step)
+
+    def _write_over(self, step: Step, t: int) -> None:
+        """Put results of a step where an operand was that it reads last."""
+        over = [w for v in self._reads(step) for w in self._made_of(v)]
+        if step.name not in _IN_PLACE:
+            over = [w for w in over if w not in self.products]
+        for v in step.makes:
+            for old in (self.arrays[w] for w in over if w in self.arrays and w != v):
+                if v in self.arrays and (old.end, old.bytes) == (t + 1, self.arrays[v].bytes):
+                    old.end = t
+                    break
+
+    def _unordered(self, step: Step) -> int:
+        """Bytes of a result as a gather along another dim than the first leaves it, its blocks one
+        after another."""
+        along = step.params["all_gather_dimension"] if step.name == "all_gather" else 0
+        if not along or self.results.isdisjoint(self.root[v] for v in step.makes):
+            return 0
+        return sum(self.program.bytes[v] for v in step.makes)
+
+    # Results
+
+    def renew(self, v: int, old: int) -> None:
+        """Result v is put in the place of input `old` once nothing reads that."""
+        one = self.arrays.get(self.root[v])
+        if one is not None:
+            last = self.last.get(old, -1)
+            over = last == one.begin and self._writes_over(self.region.steps[last])
+            one.end = max(one.begin, last + (not over))
+
+    def reserve(self) -> None:
+        """Give results that are there in the end places from the first step on, and put into these
+        what is no larger: from the largest array on each takes the smallest place that is free."""
+        places = []
+        for one in (self.arrays[v] for v in self.results if v in self.arrays):
+            if one.end > self.end:
+                places.append((one, [(one.begin, one.end)]))
+                one.begin = 0
+        places.sort(key=lambda place: place[0].bytes)
+        results = {id(one) for one, _ in places}
+        for v, one in sorted(self.arrays.items(), key=lambda item: -item[1].bytes):
+            for place, taken in places if id(one) not in results else ():
+                free = all(one.end <= a or one.begin >= b for a, b in taken)
+                if free and place.bytes >= one.bytes:
+                    taken.append((one.begin, one.end))
+                    del self.arrays[v]
+                    break
+
+    def most(self) -> int:
+        """The most bytes of arrays at a step, with those inside of it."""
+        change = [0] * (self.end + 2)
+        for one in self.arrays.values():
+            change[one.begin] += one.bytes
+            change[one.end] -= one.bytes
+        most = now = 0
+        for t in range(self.end + 1):
+            now += change[t]
+            inner = self.region.steps[t].inner if t < self.end else []
+            inside = (self._inside(self.region.steps[t], region) for region in inner)
+            most = max(most, now + max(inside, default=0))
+        return most
+
+    def _inside(self, step: Step, region: Region) -> int:
+        """What a round of a loop or a branch holds beside what is around it. Next carries take the
+        place of the last ones, results of branches their own outside."""
+        own = _Held(self.program, region, self.library, self.mode)
+        first = step.params["num_consts"] if step.name == "scan" else 0
+        count = step.params["num_carry"] if step.name == "scan" else len(region.outputs)
+        if step.name == "while":
+            first = len(region.inputs) - count
+        for v, old in zip(region.outputs, region.inputs[first : first + count], strict=False):
+            if v >= 0 and step.name != "cond":
+                own.renew(v, old)
+        for v in region.outputs if step.name == "cond" else ():
+            own.arrays.pop(own.root.get(v, v), None)
+        return own.most()
+
+
+def _hands_on(step: Step) -> bool:
+    """Whether what a step makes is what it reads."""
+    return step.name == _BARRIER or step.name in _VIEWS
+
+
+def _spreads(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    """Whether elements of an operand are read where results are, or along dims of one."""
+    return not shape or (
+        len(shape) == len(to) and all(n in (1, m) for n, m in zip(shape, to, strict=True))
+    )
