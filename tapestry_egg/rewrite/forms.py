@@ -89,7 +89,7 @@ def forms(
     if not rules:
         return (Form(graph),)
     beside = room if ways is None else ways
-    most = _ways_in(beside, graph.size) if region is None else region
+    most = _ways_in(max(room, beside), graph.size) if region is None else region
     work = work or Work()
     until = min(until, budget.choice, _LEAST + _EACH * graph.size)
 

@@ -14,12 +14,12 @@ from jax import lax
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.results import may_have_places
+from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.extract.merged.peaks import Peaks
-from tapestry_egg.extract.merged.runs import Runs
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tests.extract.test_merging import QUICK, counted, feedback, front_of
-from tests.extract.test_merging_runs import H100, front_over, in_runs, limits, one_by_one, runs_of
+from tests.extract.test_merging_runs import H100, candidates_of, front_over, in_runs, one_by_one
 
 pytestmark = pytest.mark.slow
 
@@ -47,14 +47,12 @@ def plans() -> list[Plan]:
     return found
 
 
-def cuts(runs: Runs, plan: Plan) -> Iterator[tuple[Merged, ...]]:
+def cuts(found: Candidates) -> Iterator[tuple[Merged, ...]]:
     yield ()
-    for limit in limits(plan):
-        for waits in (False, True):
-            yield runs.within(limit, waits).groups
-    for cut in runs.by_levels():
-        yield cut.groups
-    for own in runs.members.values():  # and some that no run is
+    for waits in (False, True):
+        for which in WHICH:
+            yield found.groups(which, waits)[0]
+    for own in found.members.values():  # and some that no run is
         yield from in_runs([m.key for m in own[:4]])
 
 
@@ -62,9 +60,9 @@ def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
     """At every tick, in whatever order their units run."""
     moved = placed = looped = 0
     for plan in plans:
-        runs = runs_of(plan)
-        peaks = Peaks(runs.candidates)
-        for groups in dict.fromkeys(cuts(runs, plan)):
+        found = candidates_of(plan)
+        peaks = Peaks(found)
+        for groups in dict.fromkeys(cuts(found)):
             try:
                 one, cost = counted(plan, groups)
             except (PlanError, ExtractError):
@@ -73,19 +71,19 @@ def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
                 continue
             np.testing.assert_allclose(peaks.profile(groups), cost.profile, rtol=1e-9, atol=1.0)
             moved += one.graph is not plan.graph
-            placed += may_have_places(runs.walk.schedule, runs.walk.target) and bool(groups)
-            looped += bool(runs.walk.program.spans) and bool(groups)
+            placed += may_have_places(found.walk.schedule, found.walk.target) and bool(groups)
+            looped += bool(found.walk.program.spans) and bool(groups)
     assert moved > 20 and placed > 3 and looped
 
 
 def test_the_ground_of_other_plans_stays_as_it_is(plans: list[Plan]) -> None:
     """Lives in another order are told apart from those of the schedule that plans share."""
     plan = plans[-1]
-    runs = runs_of(plan)
-    before = list(runs.walk.profile())
-    Peaks(runs.candidates).profile(runs.within(np.inf).groups)
+    found = candidates_of(plan)
+    before = list(found.walk.profile())
+    Peaks(found).profile(found.groups("next")[0])
     fresh = Ground(plan_schedule(plan.body, feedback(plan)), H100)
     values = range(len(fresh.program.types))
     made = [v for v in values if v in fresh.lives.maker]
-    assert [runs.walk.ground.lives.death(v) for v in made] == [fresh.lives.death(v) for v in made]
-    assert list(runs.walk.profile()) == before
+    assert [found.walk.ground.lives.death(v) for v in made] == [fresh.lives.death(v) for v in made]
+    assert list(found.walk.profile()) == before

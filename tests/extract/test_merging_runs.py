@@ -1,4 +1,4 @@
-"""Runs of collectives that are one, within limits on memory, and copies that are made twice."""
+"""Collectives next to each other that are one, and copies that are made twice."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.merging import LEAST, _cuts
-from tapestry_egg.extract.merged import runs as front_runs
-from tapestry_egg.extract.merged.members import Candidates
-from tapestry_egg.extract.merged.runs import Runs, _fits, _Run
+from tapestry_egg.extract.merged import members as front_members
+from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import Merged, Plan
@@ -87,42 +86,23 @@ def front_over(
     )
 
 
-def runs_of(plan: Plan, target: Target = H100) -> Runs:
+def candidates_of(plan: Plan, target: Target = H100) -> Candidates:
     walk = Walk(plan, Ground(plan_schedule(plan.body, feedback(plan)), target))
     walk.find_moves()
-    return Runs(Candidates(walk))
-
-
-def limits(plan: Plan) -> Iterator[float]:
-    yield from (plan.costs.peak_bytes * x for x in (1.0, 1.1, 1.3, 2.0, np.inf))
+    return Candidates(walk)
 
 
 def test_what_is_told_of_cuts_is_what_plans_have(plans: list[Plan]) -> None:
-    cuts = 0  # that leave the order of kernels as it is
+    cuts = 0
     for plan in plans:
-        runs = runs_of(plan)
+        found = candidates_of(plan)
         alone = counted(plan, ())[1]
-        for limit in limits(plan):
-            cut = runs.within(limit, waits=False)
-            one, cost = counted(plan, cut.groups)
-            assert cost.seconds == pytest.approx(alone.seconds - cut.saved, rel=1e-9)
-            assert cut.peak <= max(limit, alone.peak_bytes)
-            if one.graph is plan.graph:  # else other values are alive then, too
-                assert cost.peak_bytes == pytest.approx(cut.peak, rel=1e-9)
-                cuts += bool(cut.groups)
+        for which in WHICH:
+            groups, saved = found.groups(which, waits=False)
+            cost = counted(plan, groups)[1]
+            assert cost.seconds == pytest.approx(alone.seconds - saved, rel=1e-9)
+            cuts += bool(groups)
     assert cuts > 5
-
-
-def test_cuts_by_levels_hold_what_the_same_runs_hold(plans: list[Plan]) -> None:
-    same = 0
-    for plan in plans:
-        runs = runs_of(plan)
-        free = runs.within(np.inf)
-        for cut in runs.by_levels():
-            if set(map(frozenset, cut.groups)) == set(map(frozenset, free.groups)) != set():
-                assert (cut.saved, cut.peak) == pytest.approx((free.saved, free.peak), rel=1e-9)
-                same += any(c[0].kind == "all_reduce" for c in plan.body.copies.values())
-    assert same
 
 
 def test_who_reads_gathered_copies_comes_later_only_where_that_is_asked_for(
@@ -130,12 +110,12 @@ def test_who_reads_gathered_copies_comes_later_only_where_that_is_asked_for(
 ) -> None:
     moved = 0
     for plan in (*plans, *later):
-        runs = runs_of(plan)
-        gathers = {m.key for kind, own in runs.members.items() for m in own if "gather" in kind[0]}
-        for limit in limits(plan):
+        found = candidates_of(plan)
+        gathers = {m.key for kind, own in found.members.items() for m in own if "gather" in kind[0]}
+        for which in WHICH:
             for waits in (False, True):
-                cut = runs.within(limit, waits)
-                some = [group for group in cut.groups if gathers.issuperset(group)]
+                groups, _ = found.groups(which, waits)
+                some = [group for group in groups if gathers.issuperset(group)]
                 comes_later = counted(plan, some)[0].graph is not plan.graph
                 assert waits or not comes_later
                 moved += comes_later
@@ -147,17 +127,18 @@ def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Pla
     with what a plan so merged holds, and fewer of what is merged where that holds more."""
     seen: Counter[str] = Counter()
     for plan in (*plans, *later):
-        runs = runs_of(plan)
+        found = candidates_of(plan)
         ways = {
-            "stays": [runs.within(np.inf, waits=False)],
-            "waits": [runs.within(np.inf)],
-            "levels": [*runs.by_levels()],
+            "stays": [found.groups("next", waits=False)],
+            "waits": [found.groups("next")],
+            "levels": [found.groups(which) for which in WHICH[1:]],
         }
         least = LEAST * plan.costs.seconds
         worth = {
-            k: {frozenset(c.groups) for c in own if c.saved >= least} for k, own in ways.items()
+            k: {frozenset(groups) for groups, saved in own if saved >= least}
+            for k, own in ways.items()
         }
-        tried = _cuts(plan, Candidates(runs.walk))
+        tried = _cuts(plan, found)
         for cut in tried:
             _, cost = counted(plan, cut.groups)
             assert cut.peak == pytest.approx(max(cost.profile), rel=1e-9)
@@ -175,21 +156,15 @@ def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Pla
     assert len(+seen) == 4, seen
 
 
-def test_a_limit_below_the_plan_s_peak_binds_where_a_run_holds_more() -> None:
-    held, more = np.array([9.0, 1.0, 9.0]), np.array([0.0, 1.0, 0.0])
-    run = _Run(0, 2, 1.0, 0, more, waits=False)
-    assert _fits(held, run, 2.0) and not _fits(held, run, 1.9)
-
-
 def test_no_run_is_larger_than_what_the_compiler_makes_one(plans: list[Plan]) -> None:
     assert H100.combiner is not None
     smaller = 0
     for plan in plans:
-        every = runs_of(plan).within(np.inf).groups
+        every = candidates_of(plan).groups("next")[0]
         for most in (1, 2, 3):
             combiner = replace(H100.combiner, bytes=most * GRADIENT)
             target = replace(H100, combiner=combiner)
-            groups = runs_of(plan, target).within(np.inf).groups
+            groups = candidates_of(plan, target).groups("next")[0]
             counted(plan, groups, target)  # which refuses what is larger
             smaller += 0 < len(groups) and groups != every
     assert smaller
@@ -201,11 +176,11 @@ def test_sums_of_one_run_do_not_wait_for_each_other() -> None:
         return one, jnp.sum(jnp.tanh(x * one)), jnp.sum(y)
 
     plan = front_over(in_turn, ("x", None), (1 << 20, 16), (1 << 20, 16)).plans[0]
-    (members,) = runs_of(plan).members.values()
+    (members,) = candidates_of(plan).members.values()
     assert len(members) == 3
-    cut = runs_of(plan).within(np.inf)
-    assert [len(group) for group in cut.groups] == [2]
-    counted(plan, cut.groups)  # which refuses what waits for itself
+    groups, _ = candidates_of(plan).groups("next")
+    assert [len(group) for group in groups] == [2]
+    counted(plan, groups)  # which refuses what waits for itself
 
 
 def test_what_one_reader_takes_twice_is_not_merged() -> None:
@@ -217,10 +192,10 @@ def test_what_one_reader_takes_twice_is_not_merged() -> None:
         return one, one, other
 
     plan = front_over(told_twice, ("x", None), (1 << 20, 16)).plans[0]
-    members = tuple(own_moves(runs_of(plan).walk))
+    members = tuple(own_moves(candidates_of(plan).walk))
     assert len(members) == 2 and counted(plan, [members])
     plan = replace(plan, body=replace(plan.body, kept={}))
-    assert len(own_moves(runs_of(plan).walk)) == 1
+    assert len(own_moves(candidates_of(plan).walk)) == 1
     with pytest.raises(ExtractError, match="is no two copies"):
         counted(plan, [members])
 
@@ -234,10 +209,10 @@ def test_sums_within_kernels_are_not_merged() -> None:
     wide, deep, half = (1024, 2048), (2048, 1024), (2048, 512)
     shapes = (wide, deep, wide, deep, (16, 16), half, (16, 16), half)
     plan = front_over(waves, (None, "x"), *shapes).plans[0]
-    runs = runs_of(plan)
-    inner = [move for move in runs.walk.moves if move.inner]
-    assert len({kind_of(runs.walk, move) for move in inner} - {None}) == 1 < len(inner)
-    assert not runs.members
+    found = candidates_of(plan)
+    inner = [move for move in found.walk.moves if move.inner]
+    assert len({kind_of(found.walk, move) for move in inner} - {None}) == 1 < len(inner)
+    assert not found.members
 
 
 def in_runs(members: list[Key]) -> Iterator[tuple[Merged, ...]]:
@@ -252,24 +227,22 @@ def in_runs(members: list[Key]) -> Iterator[tuple[Merged, ...]]:
         yield tuple(tuple(run) for run in runs if len(run) > 1)
 
 
-def test_of_all_cuts_of_one_kind_the_best_within_a_limit_is_found(plans: list[Plan]) -> None:
+def test_of_all_cuts_of_one_kind_the_best_is_found(plans: list[Plan]) -> None:
     tried = 0
     for plan in plans:
-        runs = runs_of(plan)
-        if len(runs.members) != 1 or len(next(iter(runs.members.values()))) > 6:
+        found = candidates_of(plan)
+        if len(found.members) != 1 or len(next(iter(found.members.values()))) > 6:
             continue
-        (members,) = runs.members.values()
+        (members,) = found.members.values()
         every = []
         for groups in in_runs([m.key for m in members]):
             try:
-                every.append(counted(plan, groups)[1])
+                every.append(counted(plan, groups)[1].seconds)
             except (PlanError, ExtractError):
                 continue
         tried += len(every) > 1
-        for limit in limits(plan):
-            least = min(x.seconds for x in every if x.peak_bytes <= limit * (1 + 1e-9))
-            cost = counted(plan, runs.within(limit * (1 + 1e-9)).groups)[1]
-            assert cost.seconds == pytest.approx(least, rel=1e-9)
+        cost = counted(plan, found.groups("next")[0])[1]
+        assert cost.seconds == pytest.approx(min(every), rel=1e-9)
     assert tried > 2
 
 
@@ -293,22 +266,20 @@ def test_of_runs_that_wait_for_each_other_those_that_save_most_stay(
     for plan in front_over(
         crossed, ("x", None), small, small, large, large, *[small] * others
     ).plans:
-        runs = runs_of(plan)
-        cut = runs.within(np.inf)
-        one, cost = counted(plan, cut.groups)  # which refuses what waits in a circle
-        assert cost.seconds == pytest.approx(plan.costs.seconds - cut.saved, rel=1e-9)
+        found = candidates_of(plan)
+        groups, saved = found.groups("next")
+        one, cost = counted(plan, groups)  # which refuses what waits in a circle
+        assert cost.seconds == pytest.approx(plan.costs.seconds - saved, rel=1e-9)
         with monkeypatch.context() as patch:
-            patch.setattr(front_runs, "untangled", lambda groups, saved: list(groups))
-            tangled = runs_of(plan).within(np.inf)
-        if tangled.groups == cut.groups:
+            patch.setattr(front_members, "untangled", lambda groups, saved: list(groups))
+            tangled, more = candidates_of(plan).groups("next")
+        if tangled == groups:
             continue
         with pytest.raises(PlanError, match="made from what reads others"):
-            counted(plan, tangled.groups)
-        assert 0.0 < cut.saved < tangled.saved
-        kinds = {
-            kind[0] for kind, own in runs.members.items() for m in own if m.key in cut.groups[0]
-        }
-        assert len(cut.groups) == 1 and kinds == {stays}
+            counted(plan, tangled)
+        assert 0.0 < saved < more
+        kinds = {kind[0] for kind, own in found.members.items() for m in own if m.key in groups[0]}
+        assert len(groups) == 1 and kinds == {stays}
         assert one.graph is plan.graph or stays == "all_gather"
         tried += 1
     assert tried
@@ -327,7 +298,9 @@ def test_who_goes_past_a_kept_copy_waits_for_what_it_is_made_with() -> None:
     past = 0
     for plan in front_over(passing_by, ("x", None), (2048, 15), (2048, 15)).plans:
         operations, strategies = plan.graph.operations, plan.body.strategies
-        for a, b in (ab for own in runs_of(plan).members.values() for ab in permutations(own, 2)):
+        for a, b in (
+            ab for own in candidates_of(plan).members.values() for ab in permutations(own, 2)
+        ):
             v, need, _ = a.key
             if v not in plan.body.kept or plan.body.kept[v].layout != need or b.key[0] == v:
                 continue
@@ -344,16 +317,16 @@ def test_what_is_gathered_again_stays_while_only_the_first_copy_is_merged(
     tried = 0
     for plan in plans:
         plan = replace(plan, body=replace(plan.body, kept={}))
-        runs = runs_of(plan)
-        again = {key[:2] for key in own_moves(runs.walk) if key[2]}
-        for a, b in (ab for own in runs.members.values() for ab in permutations(own, 2)):
+        found = candidates_of(plan)
+        again = {key[:2] for key in own_moves(found.walk) if key[2]}
+        for a, b in (ab for own in found.members.values() for ab in permutations(own, 2)):
             if a.key[:2] not in again or a.key[2] or b.key[0] == a.key[0]:
                 continue
             try:
                 one, _ = counted(plan, [(a.key, b.key)])
             except (PlanError, ExtractError):
                 continue
-            mine = [x for v, x in runs_of(one).walk.held() if v == a.move.value]
+            mine = [x for v, x in candidates_of(one).walk.held() if v == a.move.value]
             (made,) = [x for x in mine if x.role == "made"]
             assert made.end >= max(x.end for x in mine if x.role == "making")
             tried += a.key[0] not in plan.graph.inputs
@@ -362,8 +335,8 @@ def test_what_is_gathered_again_stays_while_only_the_first_copy_is_merged(
 
 def twice(plan: Plan) -> tuple[Plan, set[Key]]:
     """The plan with all merged that may be, and which of that is made for the second time."""
-    cut = runs_of(plan).within(np.inf)
-    one = replace(counted(plan, cut.groups)[0], costs=counted(plan, cut.groups)[1].costs)
+    groups, _ = candidates_of(plan).groups("next")
+    one = replace(counted(plan, groups)[0], costs=counted(plan, groups)[1].costs)
     return one, {key for members in one.body.merged for key in members if key[2]}
 
 
