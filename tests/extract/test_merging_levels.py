@@ -32,11 +32,16 @@ def drawn(seed: int, patch: pytest.MonkeyPatch, most: int = 16) -> Candidates:
     reads = [sorted({int(v) for v in rng.integers(0, u, 2)}) if u else [] for u in range(count)]
     users = {v: [u for u in range(count) if v in reads[u]] for v in range(count)}
     units = [SimpleNamespace(reads=[(0, 0, v) for v in own]) for own in reads]
-    lives = SimpleNamespace(maker={v: v for v in range(count)}, users=users)
+    maker = {v: v for v in range(count)}
+    lives = SimpleNamespace(maker=maker, users=users, end=2 * count, made=lambda v: 2 * v)
     found = Candidates.__new__(Candidates)
     found.walk = cast(
         Any,
-        SimpleNamespace(ground=SimpleNamespace(lives=lives), schedule=SimpleNamespace(units=units)),
+        SimpleNamespace(
+            ground=SimpleNamespace(lives=lives),
+            schedule=SimpleNamespace(units=units),
+            read_at=lambda move: 2 * users[move.value][0],
+        ),
     )
     before = members.ancestors(found.walk)
     found.members = {}
@@ -47,6 +52,8 @@ def drawn(seed: int, patch: pytest.MonkeyPatch, most: int = 16) -> Candidates:
             one = Member((v, cast(Any, "whole"), 0), move, 1.0, 1.0, v, readers, before[v])
             kind = cast(Any, (("all_reduce", "all_gather")[int(rng.integers(2))], (0,)))
             found.members.setdefault(kind, []).append(one)
+    found._by_key = {m.key: (kind, m) for kind, own in found.members.items() for m in own}
+    found._groups = {}
     patch.setattr(members, "payload", lambda _, moves: len(moves))
     patch.setattr(members, "most_bytes", lambda *_: 3.0)
     patch.setattr(Candidates, "_seconds", lambda *_: 1.0)

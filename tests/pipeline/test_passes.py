@@ -91,7 +91,7 @@ def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:
         assert len({p.key for p in phases}) == 1
     verbs = [verb for verb, _ in groupby(p.phase for p in HEARD)]
     assert set(verbs) <= set(VERBS)
-    assert str(HEARD[-1]) == "extract tell_origins"
+    assert str(HEARD[-1]) == "extract audit_front"
 
 
 def test_every_stage_tells_of_every_tensor_that_it_has(front: te.Front) -> None:
