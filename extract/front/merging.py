@@ -54,8 +54,8 @@ def merge_collectives(
     machine: Target,
     feedback: Mapping[int, int],
 ) -> tuple[Front, tuple[str, ...]]:
-    """The front with those plans as well that merge collectives, where that saves a share worth a
-    point; and what is to be said of it.
+    """The front with those plans as well that merge collectives, each counted by the certificate,
+    where that saves a share worth a point; and what is to be said of it.
 
     The bounds of a search hold however collectives are merged.
     """

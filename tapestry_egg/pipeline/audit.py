@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.front.front import audit
-from tapestry_egg.plans.passed import CERTIFIED
+from tapestry_egg.plans.passed import AUDITED, CERTIFIED
 
 from .state import State
 
@@ -16,7 +16,9 @@ from .state import State
 def audit_front(state: State) -> State:
     """The front, of which the plan that is fastest within a device's memory does what it promises.
 
-    Warns of each plan that does not, which is left out; raises PlanError where none does.
+    Warns of each plan that does not, which is left out; raises PlanError where none does. A
+    plan that is no program here, as it has operations that this JAX does not have, is not checked,
+    and a note says so.
     """
     front = state.front
     assert front is not None, "passes before make it"
@@ -36,6 +38,9 @@ def audit_front(state: State) -> State:
         # They may have been all that dominated some other plan.
         kept = tuple(p for p in front.plans if not any(p is q for q in refused))
         front = replace(front, plans=kept, epsilon=math.inf)
+    if left[0] not in AUDITED:
+        words = f"{left[0].name} was not checked by the ledger: this JAX does not have all it runs"
+        front = replace(front, notes=(*front.notes, words))
     for plan in front.every:
         CERTIFIED.add(plan)  # by the passes before
     return replace(state, front=front)

@@ -16,7 +16,6 @@ from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
-from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
 from .state import Question, State
@@ -63,7 +62,7 @@ def certify_front(state: State) -> State:
     """
     q = state.question
     assert state.front is not None
-    front = certified(state.front, state.schedules, q.machine, q.limits, q.pairs)
+    front = certified(state.front, state.schedules, q.machine, q.limits)
     return replace(state, front=front)
 
 
@@ -72,15 +71,14 @@ def certified(
     schedules: Sequence[Schedule],
     machine: Target,
     limits: Mapping[str, float],
-    feedback: Mapping[int, int] | None = None,
 ) -> Front:
-    """The plans of a front that are legal, cost what they say and keep the limits; `feedback` is
-    that of the schedules."""
+    """The plans of a front that are legal, cost what they say and keep the limits. Those whose
+    collectives are merged have been through the certificate, which made their costs."""
     from tapestry_egg.extract.certify.certificate import certify_all
 
     legal: Legal = {}  # of all schedules
     refused: list[ExtractError] = []
-    sound: list[Plan] = []
+    sound = [p for p in front.plans if p.body.merged]
     if front.original is not None:
         which = next(s for s in schedules if s.program.bodies[0].graph is front.original.graph)
         (verdict,) = certify_all([front.original], which, machine, legal=legal)
@@ -91,7 +89,6 @@ def certified(
         (s, [p for p in front.plans if not p.body.merged and p.graph is s.program.bodies[0].graph])
         for s in schedules
     ]
-    ordered += [(plan_schedule(p.body, feedback or {}), [p]) for p in front.plans if p.body.merged]
     for schedule, own in ordered:
         verdicts = certify_all(own, schedule, machine, limits, legal)
         for p, verdict in zip(own, verdicts, strict=True):

@@ -29,7 +29,7 @@ from .audit import audit_front
 from .question import read_question
 from .settings import Settings
 from .stages import Stage
-from .state import State
+from .state import Network, State
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 class Pass:
     """One step: the verb that it is part of, the fields of the state that it makes, and what checks
     them. Without one that is `spare` the front is less good, but a front: an interruption (Ctrl-C)
-    ends that pass alone, and the front says so."""
+    ends it, and those after it up to the front, which says so."""
 
     verb: Verb
     makes: tuple[str, ...]
@@ -63,17 +63,23 @@ PASSES = (
     Pass("saturate", ("forms", "schedules"), passes.take_as_given, verify.forms_and_schedules),
     Pass("extract", ("networks",), passes.begin, verify.networks),
     Pass("extract", ("results",), searches.search_first, verify.results),
-    Pass("saturate", ("forms", "schedules"), passes.find_forms, verify.forms_and_schedules),
-    Pass("saturate", ("forms", "schedules"), passes.recompute_values, verify.forms_and_schedules),
-    Pass("extract", ("networks",), passes.choose_networks, verify.networks),
-    Pass("encode", ("encodings",), passes.encode_facts, verify.encodings),
-    Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies),
-    Pass("extract", ("choices",), passes.join_units, verify.choices),
-    Pass("extract", ("problems",), passes.pose_problems, verify.problems),
-    Pass("extract", ("networks",), passes.add_axes, verify.networks),
-    Pass("extract", ("results",), searches.search_networks, verify.results),
+    Pass("saturate", ("forms", "schedules"), passes.find_forms, verify.forms_and_schedules, True),
+    Pass(
+        "saturate",
+        ("forms", "schedules"),
+        passes.recompute_values,
+        verify.forms_and_schedules,
+        True,
+    ),
+    Pass("extract", ("networks",), passes.choose_networks, verify.networks, True),
+    Pass("encode", ("encodings",), passes.encode_facts, verify.encodings, True),
+    Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies, True),
+    Pass("extract", ("choices",), passes.join_units, verify.choices, True),
+    Pass("extract", ("problems",), passes.pose_problems, verify.problems, True),
+    Pass("extract", ("networks",), passes.add_axes, verify.networks, True),
+    Pass("extract", ("results",), searches.search_networks, verify.results, True),
     Pass("extract", ("front",), fronts.merge_front, verify.front),
-    Pass("extract", ("front",), fronts.merge_sent, verify.front, spare=True),
+    Pass("extract", ("front",), fronts.merge_sent, verify.front, True),
     Pass("extract", ("front",), fronts.certify_front, verify.front),
     Pass("extract", ("front",), fronts.tell_origins, verify.front),
     Pass("extract", ("front",), audit_front, verify.front),
@@ -173,13 +179,16 @@ def run_passes(
     question = state.question
     checked: set[str] = set()  # names of what passes have made here
     for each in table:
+        if each.spare and state.interrupted and state.front is None:
+            continue
         telling = _Telling(question.tell, each)
         try:
             made = each.run(replace(state, question=replace(question, tell=telling)))
         except KeyboardInterrupt:
             if not each.spare:
                 raise
-            made = replace(state, interrupted=True, notes=(*state.notes, INTERRUPTED))
+            notes = (*state.notes, INTERRUPTED)
+            made = replace(state, networks=_searched(state), interrupted=True, notes=notes)
         before, state = state, replace(made, question=question)
         # What a pass leaves as it was has been checked.
         if not (_same(before, state) and checked.issuperset(each.makes)):
@@ -191,6 +200,13 @@ def run_passes(
                 verb = stages[name].verb if name in stages else each.verb
                 stages[name] = Stage(verb, name, getattr(state, name))
     return state, stages
+
+
+def _searched(state: State) -> tuple[Network, ...]:
+    """The networks that were searched, of which a front can be made."""
+    place = {id(schedule): k for k, schedule in enumerate(state.schedules)}
+    found = [(place[id(n.schedule)], n) for n in state.networks if n.search is not None]
+    return tuple(replace(n, number=k, form=state.forms[k]) for k, n in found)
 
 
 def _same(a: State, b: State) -> bool:

@@ -135,11 +135,11 @@ def effort(q: Question) -> Effort:
 
     wanted = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
     return Effort(
-        work=q.settings.most_work,
+        work=q.settings.most_work(q.graph.size),
         gap=q.settings.gap,
         front=q.settings.front,
         wanted=tuple(wanted),
-        seconds=q.settings.most_seconds,
+        seconds=q.settings.most_seconds(q.graph.size),
         patience=q.settings.patience,
         threads=threads(q),
     )
@@ -209,8 +209,8 @@ def _report(state: State, begun: float) -> None:
     """Tell of the best plans so far."""
     q = state.question
     searches: list[Search] = [n.search for n in state.networks if n.search is not None]
-    spent = sum(s.work.units for s in searches) / q.settings.most_work
-    spent = max(spent, (time.perf_counter() - begun) / q.settings.most_seconds)
+    spent = sum(s.work.units for s in searches) / q.settings.most_work(q.graph.size)
+    spent = max(spent, (time.perf_counter() - begun) / q.settings.most_seconds(q.graph.size))
     archives = [s.archive for s in searches]
     q.tell(Phase("extract", so_far(archives), min(0.99, spent)))
     if q.kept is not None:

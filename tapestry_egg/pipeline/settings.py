@@ -13,8 +13,9 @@ from tapestry_egg.rewrite.recompute import MOST_FORMS
 from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.shard.strategies import Budget
 
-#: Units of search, each about what one processor does in a second, where nothing else is asked for.
-WORK = 90.0
+# Units of search, each about what one processor does in a second, and more for each operation of
+# the program, where nothing else is asked for: a short program is not searched for a minute.
+_WORK, _PER_OPERATION = 2.0, 1.0 / 1500.0
 #: Mesh axes at most, on all machines and for all programs, where nothing else is asked for.
 FIRST_AXES = 2
 # A limit of time that nobody asked for is so many times as far away as the work should take, and no
@@ -110,17 +111,16 @@ class Settings:
         """Mesh axes at most before it is known how large tables are."""
         return FIRST_AXES if self.max_axes is None else self.max_axes
 
-    @property
-    def most_work(self) -> float:
-        """Units of work that the search may take; infinite where only time limits it."""
+    def most_work(self, size: int) -> float:
+        """Units of work that the search of a program of `size` operations may take; infinite where
+        only time limits it."""
         if self.work is not None:
             return self.work
-        return WORK if self.seconds is None else float("inf")
+        return _WORK + _PER_OPERATION * size if self.seconds is None else float("inf")
 
-    @property
-    def most_seconds(self) -> float:
-        """Seconds after which the search ends, finished or not."""
-        return max(_LEAST, _FAR * self.most_work) if self.seconds is None else self.seconds
+    def most_seconds(self, size: int) -> float:
+        """Seconds after which the search of such a program ends, finished or not."""
+        return max(_LEAST, _FAR * self.most_work(size)) if self.seconds is None else self.seconds
 
 
 def _is_amount(value: object, nothing: bool) -> bool:

@@ -14,6 +14,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.parallel.executors import INTERRUPTED
+from tapestry_egg.pipeline import pipeline
 from tapestry_egg.pipeline.pipeline import PASSES, Pass, run_passes
 from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.settings import Settings
@@ -60,7 +61,7 @@ def test_what_a_pass_changes_is_checked_and_what_it_leaves_only_if_nothing_was()
     assert heard == ["0", "2", "3"]
 
 
-def test_an_interruption_ends_a_spare_pass_alone() -> None:
+def test_an_interruption_ends_all_that_a_front_can_do_without() -> None:
     question = read_question(
         te.trace(jnp.tanh, X), "h100:2", books=(), objectives=("seconds",), settings=Settings()
     )
@@ -74,12 +75,28 @@ def test_an_interruption_ends_a_spare_pass_alone() -> None:
     def check(_: State) -> None:
         return None
 
-    table = [Pass("extract", (), ended, check, spare=True), Pass("extract", (), after, check)]
+    spared, needed = (Pass("extract", (), after, check, spare) for spare in (True, False))
+    table = [Pass("extract", (), ended, check, spare=True), spared, needed]
     state, _ = run_passes(State(question), table)
     assert state.interrupted and state.notes == (INTERRUPTED, "after")
     with pytest.raises(KeyboardInterrupt):
         run_passes(State(question), [Pass("extract", (), ended, check)])
-    assert {p.name for p in PASSES if p.spare} == {"merge_sent"}
+
+
+@pytest.mark.parametrize("at", [p.name for p in PASSES if p.spare])
+def test_whenever_it_is_interrupted_a_search_leaves_a_front(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From the first plan on: that of the program as given."""
+
+    def ended(_: State) -> State:
+        raise KeyboardInterrupt
+
+    table = tuple(replace(p, run=ended) if p.name == at else p for p in PASSES)
+    monkeypatch.setattr(pipeline, "PASSES", table)
+    program = te.trace(lambda x, w: jnp.tanh(x @ w), X, W)
+    front = te.optimize(program, "h100:2", settings=Settings(work=0.1))
+    assert len(front) and INTERRUPTED in front.notes
 
 
 def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:

@@ -13,6 +13,7 @@ from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.machine.devices import memory_limit, network_shape
 from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.tracing.constraints import contract_of
 
 from .places import mesh_shape, named_mesh, pinned_leaves
@@ -20,17 +21,12 @@ from .places import mesh_shape, named_mesh, pinned_leaves
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.extract.pins.pins import Pins
-    from tapestry_egg.graph.blockgraph import BlockGraph
-    from tapestry_egg.pipeline.settings import Settings
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.progress import Progress
     from tapestry_egg.rules.language.book import RuleBook
     from tapestry_egg.runtime.compile import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
-# Units of work (`Settings`) that a first call waits for, unless `settings` says otherwise.
-_AT_LEAST = 3.0
-_PER_OPERATION = 0.05
 # Operations of programs whose fastest plan is found here: with so few it takes less time than to
 # start processes that share the search (0.3 to 0.5 s of a processor for 430 to 700 operations;
 # what a process imports takes 0.3 s, and 0.4 s more where it solves integer programs).
@@ -102,7 +98,7 @@ def plan_program(program: Program, request: Request) -> Front:
     """
 
     def quick(request: Request) -> Front:
-        light = replace(_patience(program.graph), front=False, recompute=0)
+        light = Settings(front=False, recompute=0)
         if program.graph.size <= _ALONE:
             light = replace(light, workers=1)
         try:
@@ -209,7 +205,7 @@ def _whole(program: Program, request: Request) -> Front:
     from tapestry_egg.pipeline.pipeline import OBJECTIVES
 
     objectives = (*OBJECTIVES, request.minimize, *_limited(request))
-    return _optimized(program, request, objectives, request.settings or _patience(program.graph))
+    return _optimized(program, request, objectives, request.settings or Settings())
 
 
 def _limited(request: Request) -> tuple[str, ...]:
@@ -321,10 +317,3 @@ def devices_of(mesh: Any | Sequence[Any] | None) -> list[Any]:
         return list(jax.devices())
     given = getattr(mesh, "devices", mesh)
     return list(given.flat) if hasattr(given, "flat") else list(given)
-
-
-def _patience(graph: BlockGraph) -> Settings:
-    """How long a call may wait for its plan: longer for longer programs, seconds for short ones."""
-    from tapestry_egg.pipeline.settings import WORK, Settings
-
-    return Settings(work=min(WORK, _AT_LEAST + _PER_OPERATION * graph.size))
