@@ -123,8 +123,7 @@ class Front:
         bounds = self.limits(limits)
         fitting = [p for p in self.plans if within(p, bounds)]
         if not fitting:
-            own = limits is None or PEAK_BYTES.name not in limits
-            raise unmet(self.plans, bounds, self.usable_bytes if own else None)
+            raise unmet(self.plans, bounds, self.usable_bytes)
         return sorted(fitting, key=lambda p: (value(p, objective), p.costs.seconds, p.name))
 
     def limits(self, limits: Mapping[str, float | str] | None = None) -> dict[str, float]:
@@ -462,12 +461,16 @@ def within(plan: Plan, bounds: Mapping[str, float]) -> bool:
 
 
 def unmet(
-    plans: Sequence[Plan], bounds: Mapping[str, float], usable_bytes: int | None = None
+    plans: Sequence[Plan],
+    bounds: Mapping[str, float],
+    usable_bytes: int | None = None,
+    proven: float = 0.0,
 ) -> ExtractError:
     """The error that says which limits cannot be met, and the least that is reachable of each.
 
-    Where each could be met alone, the least that is reachable within all others. `usable_bytes`
-    where the limit on the peak is what a device has for programs, not the user's.
+    Where each could be met alone, the least that is reachable within all others. `usable_bytes` is
+    what a device has for programs, which a limit on the peak may be. No plan of those that were
+    searched holds less than the bytes `proven`.
     """
     words = []
     advice = "Raise the limit, search longer (work) or use more devices."
@@ -478,9 +481,11 @@ def unmet(
         if fitting:
             show = named(k).format
             least = f"{show(min(fitting))}{' within the other limits' if others else ''}"
-            own = k == PEAK_BYTES.name and usable_bytes is not None
+            own = k == PEAK_BYTES.name and usable_bytes == bounds[k]
             asked = f"{'a device has' if own else 'asked'} {show(bounds[k])}"
-            words.append(f"{k}: {asked}, least found {least}")
+            limit = f"; nothing searched holds less than {show(proven)}"
+            none = limit if k == PEAK_BYTES.name and proven else ""
+            words.append(f"{k}: {asked}, least found {least}{none}")
     return ExtractError(
         "no plan meets the limits" if plans else "there is no plan",
         where="limits",

@@ -51,13 +51,15 @@ def merge(
     limits: Mapping[str, float],
     target: str,
     name: str,
+    usable_bytes: int | None = None,
 ) -> Front:
     """The plans that no plan of any network dominates in `objectives`, within the limits.
 
     A plan's bound is the least over forms and meshes of what each proved for the plan's own peak
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
-    ExtractError with the least found value when no plan meets the limits. Where plans hold more
-    than their problems count, its notes say so.
+    ExtractError when no plan meets the limits, with the least that was found, and the least peak
+    that was not proven impossible; `usable_bytes` are what a device has for programs. Where plans
+    hold more than their problems count, its notes say so.
     """
     grounds: dict[int, Ground] = {}
     worth = worth_a_plan([_unmerged(r) for r in results], objectives, limits)
@@ -65,7 +67,7 @@ def merge(
     more = [p.costs.peak_bytes > round(c.peak) for p, (_, c) in zip(plans, worth, strict=True)]
     fitting = [p for p in plans if within(p, limits)]
     if not fitting:
-        raise unmet(plans, limits)
+        raise unmet(plans, limits, usable_bytes, least_peak([r.archive for r in results]))
     costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
     named = in_order(fitting[i] for i in shown(costs))
     return Front(

@@ -30,7 +30,9 @@ def merge_front(state: State) -> State:
     first = [n.result for n in state.networks if n.number == 0]
     given = best_given(first) if q.words.said else None
     every = state.results
-    front = merge(every, q.objectives, q.limits, q.machine.spec, q.graph.name)
+    front = merge(
+        every, q.objectives, q.limits, q.machine.spec, q.graph.name, q.machine.usable_bytes
+    )
     if not q.words.sharded:
         given = None
     notes = state.notes + front.notes

@@ -194,9 +194,8 @@ def _in_micro_batches(form: Form, q: Question) -> Batched:
 
 
 def _most_bytes(q: Question) -> float:
-    """What a device may hold: the user's limit, or what the machine has."""
-    usable = math.inf if q.machine.usable_bytes is None else float(q.machine.usable_bytes)
-    return min(usable, q.limits.get(PEAK_BYTES.name, math.inf))
+    """What a device may hold."""
+    return q.limits.get(PEAK_BYTES.name, math.inf)
 
 
 def recompute_values(state: State) -> State:

@@ -114,9 +114,9 @@ def optimize(
 
     Plans trade `objectives` off against each other: names of `machine/objectives.py`, or an
     `Objective` of your own, by which plans are compared but not searched for. `limits`
-    (`{"peak_bytes": "40GiB"}`) exclude plans above them. Plans above the usable memory of a device
-    are marked, and `best` takes none unless a limit on `peak_bytes` allows it. `rules` adds rule
-    books to those of `books`. `state` pairs outputs with the inputs that they become in the next
+    (`{"peak_bytes": "40GiB"}`) exclude plans above them; the usable memory of a device is one,
+    unless you give another for `peak_bytes`: what is above it is marked. `rules` adds rule books to
+    those of `books`. `state` pairs outputs with the inputs that they become in the next
     call, by path or prefix; donated inputs pair by themselves. `pins` fixes the layouts of inputs
     by path or prefix (`{"[0]['w']": (None, "x")}`, see `extract/pins/pins.py`), and so those of
     the outputs that feed back to them, and of values inside and results (`"%12"`, `"train.py:17"`,

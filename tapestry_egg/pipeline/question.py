@@ -19,6 +19,7 @@ from tapestry_egg.machine.objectives import (
     DOLLARS,
     JOULES,
     OBJECTIVES_BY_NAME,
+    PEAK_BYTES,
     Objective,
     amounts,
     objective,
@@ -84,6 +85,8 @@ def read_question(
     if idle is not None:
         machine = replace(machine, idle_counted=_idle_counted(idle))
     bounds = amounts(limits)
+    if machine.usable_bytes is not None:  # whatever is asked for, a plan is to run
+        bounds.setdefault(PEAK_BYTES.name, float(machine.usable_bytes))
     _check_price(machine, (*objectives, *bounds))
     wanted = tuple(k if k in OBJECTIVES_BY_NAME else objective(k) for k in objectives)
     counts, omitted = _devices(machine, wanted, bounds, settings.front)

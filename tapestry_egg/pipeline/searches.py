@@ -9,7 +9,7 @@ from operator import le
 from typing import TYPE_CHECKING
 
 from tapestry_egg.extract.engine.archive import Limits, so_far
-from tapestry_egg.machine.objectives import PEAK_BYTES, SEARCHED, objective
+from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.progress import Phase
 
 from . import omissions
@@ -28,11 +28,8 @@ _EVEN = 20.0
 
 
 def heeded(q: Question) -> Limits | None:
-    """The user's limits on what speed is exchanged for, and what a device has of memory."""
-    bounds = dict(q.limits)
-    if q.machine.usable_bytes is not None:
-        bounds.setdefault(PEAK_BYTES.name, float(q.machine.usable_bytes))
-    return Limits.of(bounds)
+    """The limits on what speed is exchanged for."""
+    return Limits.of(q.limits)
 
 
 def search_first(state: State) -> State:
