@@ -98,7 +98,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
         took, peak = points.estimate(again)
         # An estimate may be far too high, where the schedule would move, but is not too low.
         if flow.peak * (1.0 - LEAST_SAVED) <= peak <= flow.peak:
-            slight.add(chosen)
+            slight.add(chosen)  # it would be dropped
         else:
             promised[chosen] = took * peak
     made: dict[Recomputation, Candidate] = {}
@@ -116,7 +116,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     between = any(len(low ^ high) > 1 for low, high in pairwise(steps))
     prices = len(_PRICES) if between else 0
     library = sum(u < flow.turn for u in points.kept)
-    return Looked(tuple(front), unmade, alike + len(slight), prices, len(ways) - 1, library=library)
+    return Looked(tuple(front), unmade, alike, prices, len(ways) - 1, library=library)
 
 
 def _candidate(
