@@ -10,8 +10,8 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 
-#: Columns of a line that tells of a plan.
-WIDTH = 120
+#: Columns of a line where no terminal says more, and at most.
+WIDTH, WIDEST = 80, 120
 # Columns of words that a table never makes narrower, and of a terminal that text is fitted to.
 _NARROW, _LEAST = 12, 60
 # One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
@@ -24,10 +24,11 @@ _PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')|(?<=^%)\d+")
 
 
 def columns(
-    rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = (), width: int = WIDTH
+    rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = (), width: int = 0
 ) -> str:
     """Rows of cells as aligned text; the columns in `right` are flush right. Where rows are longer
-    than `width`, the widest columns of words go on below; layouts and numbers stay whole.
+    than `width` (0: the reader's), the widest columns of words go on below; layouts and numbers
+    stay whole.
 
     >>> print(columns([["name", "ms"], ["a", "12"]], right=[1]))
     name  ms
@@ -37,6 +38,7 @@ def columns(
               program
     """
     flush = set(right)
+    width = width or readers_width()
     table = [list(column) for column in zip(*rows, strict=True)]
     widths = [max(len(cell) for cell in column) for column in table]
     words = [
@@ -197,14 +199,16 @@ def short_places(places: Iterable[str]) -> Mapping[str, str]:
     return {p: f"{short[file]}:{line}" if file else p for p, (file, _, line) in split.items()}
 
 
-def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
-    """Text whose lines are no longer than a width: they go on below, indented further.
+def wrapped(text: str, width: int = 0, indent: str = "  ") -> str:
+    """Text whose lines are no longer than a width (0: the reader's): they go on below, indented
+    further.
 
     >>> print(wrapped("in plans of the front\\n  of a mesh", 14))
     in plans of
       the front
       of a mesh
     """
+    width = width or readers_width()
     lines: list[str] = []
     for line in text.split("\n"):
         if len(line) <= width:
@@ -222,7 +226,7 @@ def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
 
 
 def readers_width() -> int:
-    """Columns of the terminal that is written to, `WIDTH` at most and where there is none."""
+    """Columns of the terminal that is written to, `WIDEST` at most; `WIDTH` if there is none."""
     if sys.stdout is None or not sys.stdout.isatty():
         return WIDTH
-    return max(_LEAST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+    return max(_LEAST, min(WIDEST, shutil.get_terminal_size((WIDTH, 24)).columns))

@@ -9,6 +9,7 @@ from operator import le
 from typing import TYPE_CHECKING
 
 from tapestry_egg.extract.engine.archive import Limits, so_far
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.progress import Phase
 
@@ -85,7 +86,7 @@ def search_networks(state: State) -> State:
         *omissions.of_parts(q.unsearched_parts),
     )
     if not q.settings.front:
-        done = done.saying("only the fastest plan within the limits was looked for")
+        done = done.saying(note("fastest"))
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     return _for_traffic(done) if "traffic" in finders and not interrupted else done
 

@@ -106,6 +106,9 @@ def check_devices(mesh: object, where: str = "mesh") -> None:
     wrong = [x for x in found if not hasattr(x, "platform")]
     if wrong or not found:
         what = "it holds no devices" if not found else f"{wrong[0]!r:.60} is no device"
+        if found and len(found) <= 3 and all(isinstance(x, int) for x in found):
+            sizes = tuple(found)
+            hint = f"Give jax.make_mesh({sizes}, {tuple('xyz'[: len(sizes)])}). {hint}"
         raise TargetError(what, where=where, hint=hint)
 
 
