@@ -80,6 +80,11 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
     ),
     "text": ("cost", "{text}", ""),  # of a file of an earlier version
     # Costs
+    "not-audited": (
+        "cost",
+        "{name} was not checked by the ledger, because this JAX lacks an operation that it runs.",
+        "Plan with the JAX that runs the plan",
+    ),
     "opaque": (
         "cost",
         "Replicated on every device: {count:operation} without a template ({names}). Time is "
@@ -95,8 +100,8 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
     # The space: each text continues "Not searched: "
     "results-memory": (
         "space",
-        "plans of a lower peak, because XLA reserves space for non-donated results from the start, "
-        "which peaks count and the search did not",
+        "plans of a lower peak: XLA reserves space for non-donated results from the start, which "
+        "the search did not count",
         "Donate the state (donate_argnums), which also lowers the peak",
     ),
     "own-objective": (

@@ -235,7 +235,7 @@ def test_overlap_is_another_question(work: Path, run: Run, tmp_path: Path) -> No
     assert run(*asked, "--overlap") == 0 and "as before" not in run.out
     from tapestry_egg.files.files import load
 
-    assert any("beside" in note for note in load(tmp_path / "mlp.front.json").notes)  # type: ignore[union-attr]
+    assert any(note.kind == "overlap" for note in load(tmp_path / "mlp.front.json").notes)  # type: ignore[union-attr]
 
 
 def test_the_version_is_told(run: Run) -> None:

@@ -32,13 +32,15 @@ from tapestry_egg.rewrite.recompute import Recomputing
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 QUICK = Settings(work=0.5, micro_batches=())
+#: Nothing is computed again.
+LEAN = replace(QUICK, recompute=0)
 #: Forms are chosen by their time on one device alone, and nothing is computed again.
 FROZEN = replace(QUICK, forms=0, recompute=0)
 SHAPES = [MeshShape(("x",), (4,))]
 
 
 def front(fn: Any, target: str = "h100:4", **options: Any) -> te.Front:
-    options.setdefault("settings", QUICK)
+    options.setdefault("settings", LEAN)
     return te.optimize(te.trace(fn, X, X), target, **options)
 
 
@@ -114,7 +116,7 @@ def test_kernels_whose_ways_to_run_were_cut_are_counted(
 
 
 def test_only_the_fastest_plan_is_said_to_be_looked_for() -> None:
-    found = front(product, settings=Settings(work=0.5, front=False))
+    found = front(product, settings=replace(LEAN, front=False))
     assert found.notes == (note("fastest"),)
 
 
@@ -147,15 +149,15 @@ def test_forms_that_rules_hold_and_are_not_searched_are_counted(
         found = front(chain, mesh_shapes=SHAPES, settings=some)
         return [n for n in found.notes if n.kind in ("forms", "forms-unseen")]
 
-    assert forms_of(QUICK) == []
+    assert forms_of(LEAN) == []
     # No other form has room then, and behind one that differs in views alone none is looked for.
     unseen = note("forms-unseen")
-    more, rest = forms_of(replace(QUICK, forms=1))
+    more, rest = forms_of(replace(LEAN, forms=1))
     assert more == note("forms") and rest == unseen
-    (more,) = forms_of(replace(QUICK, forms=2))
+    (more,) = forms_of(replace(LEAN, forms=2))
     assert more == note("forms", 2)
     monkeypatch.setattr(extractions, "LOOKED_AT", 0)
-    assert unseen in forms_of(QUICK)
+    assert unseen in forms_of(LEAN)
 
 
 @pytest.mark.slow
@@ -177,10 +179,10 @@ def test_equal_layers_that_the_rules_see_once_are_counted(monkeypatch: pytest.Mo
 
 
 def test_budgets_that_end_the_rules_are_told() -> None:
-    few = replace(QUICK, algebra=replace(QUICK.algebra, iterations=1))
+    few = replace(LEAN, algebra=replace(QUICK.algebra, iterations=1))
     told = front(product, mesh_shapes=SHAPES, settings=few).notes
     assert told == (note("rules-budget"),)
-    few = replace(QUICK, budget=replace(QUICK.budget, iterations=1))
+    few = replace(LEAN, budget=replace(QUICK.budget, iterations=1))
     told = front(product, mesh_shapes=SHAPES, settings=few).notes
     assert told == (note("layout-rules", networks=1),)
 
@@ -319,7 +321,7 @@ def test_where_values_to_compute_twice_were_looked_for_is_told() -> None:
 
         return y - jax.grad(loss)(y)
 
-    notes = front(step, mesh_shapes=SHAPES).notes
+    notes = front(step, mesh_shapes=SHAPES, settings=QUICK).notes
     assert any(f"{len(recompute._PRICES)} prices" in each.text for each in notes)
     none = front(step, mesh_shapes=SHAPES, settings=replace(QUICK, recompute=0)).notes
     assert not any("prices" in each.text for each in none)
