@@ -13,6 +13,8 @@ from tapestry_egg.extract.front.notes import INTERRUPTED, Note, note
 from tapestry_egg.machine.objectives import Objective, objective
 from tapestry_egg.metakernels import registry
 
+from .census import OPAQUE, census_of
+
 if TYPE_CHECKING:
     from tapestry_egg.extract.choices.unit_choices import UnitChoices
     from tapestry_egg.extract.engine.race import Race
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from tapestry_egg.machine.target import Target
     from tapestry_egg.rewrite.form import Form, Left
     from tapestry_egg.rewrite.recompute import Recomputing
+    from tapestry_egg.schedule.flatten import FlatProgram
     from tapestry_egg.shard.strategies import Saturated
 
     from .state import Network
@@ -192,6 +195,27 @@ def _opaque(graph: BlockGraph) -> Iterator[Operation]:
             yield op
         for region in op.regions:
             yield from _opaque(region)
+
+
+#: Operations of a smaller share of a program's bytes are not worth a note.
+_LEAST_BYTES = 0.01
+
+
+def of_unsplit(program: FlatProgram) -> Notes:
+    """Operations with a template of which no dim can be sharded, and that move a share of the bytes
+    worth telling."""
+    found = census_of(program)
+    every = found.work().bytes
+    large = [c for c in found.whole if c.role != OPAQUE and c.work.bytes > _LEAST_BYTES * every]
+    names = [
+        f"{c.operation.kernel} at {c.operation.source}: {c.reason}"
+        if c.operation.source.file
+        else f"{c.operation.kernel}: {c.reason}"
+        for c in large
+    ]
+    share = sum(c.work.bytes for c in large) / every if every else 0.0
+    count = sum(c.work.operations for c in large)
+    return _counted("unsplit", count, names=_some(names), share=f"{100 * share:.0f} %")
 
 
 def of_rows(choices: Sequence[UnitChoices]) -> Notes:

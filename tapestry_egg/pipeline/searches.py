@@ -80,6 +80,7 @@ def search_networks(state: State) -> State:
         *omissions.of_search(found, interrupted),
         *omissions.of_networks(unsearched),
         *omissions.of_opaque(q.graph),
+        *omissions.of_unsplit(state.schedules[0].program),
         *omissions.of_objectives(q.objectives),
         *omissions.of_meshes(left),
         *omissions.of_overlap(q.machine),

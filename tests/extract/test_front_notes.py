@@ -10,8 +10,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
+import tapestry_egg as te
 from tapestry_egg.cli.searches import summary
 from tapestry_egg.extract.engine.race import Effort
 from tapestry_egg.extract.front.front import Front
@@ -28,6 +30,7 @@ from tapestry_egg.pipeline import omissions
 from tapestry_egg.pipeline.batch import Outcome
 
 RACE: Any = SimpleNamespace(late=True, effort=Effort(seconds=3.0, patience=1.0))
+BRIEF = te.Settings(work=0.2, workers=1)
 LATE = omissions.of_search(RACE, False)[0]
 #: What was left out, as those note it who leave it out.
 OMITTED = (
@@ -73,6 +76,23 @@ def test_a_front_prints_what_happened_and_counts_the_rest() -> None:
     assert not any(n.text in shown for n in OMITTED)
     assert "note" not in str(Front(()))
     assert max(map(len, shown.split("\n"))) <= 80
+
+
+def test_one_plan_is_recommended_and_gaps_name_their_scope() -> None:
+    front = te.optimize(te.trace(lambda x: x * 2.0, np.ones(8, "f4")), "cpu:2", settings=BRIEF)
+    shown = str(front).split("\n")
+    assert shown[1].split()[-1] == "gap*"
+    best, reason = front.recommended() or pytest.fail("none fits")
+    assert best is front.best() and f"recommended: {best.name} ({reason})" in shown
+    forms, meshes = front.searched or (0, 0)
+    assert forms >= 1 and meshes >= len({p.mesh for p in front})
+    scope = "* to the best plan of the space searched: "
+    (line,) = [x for x in shown if x.startswith(scope)]
+    assert line.removeprefix(scope).startswith(f"{forms} form") and f"{meshes} mesh" in line
+    small = replace(front, usable_bytes=1)
+    assert small.recommended() is None and "no plan fits a device" in str(small)
+    lean = replace(front, objectives=("peak_bytes",), usable_bytes=None).recommended()
+    assert lean is not None and lean[1] == "least peak memory per device"
 
 
 def test_the_result_of_a_graph_is_a_line_with_a_count_and_what_happened_below_it() -> None:

@@ -374,3 +374,11 @@ def test_micro_batches_that_no_limit_asks_for_are_told() -> None:
     assert not batched(form, machine, None, limit=1000.0).unsplit
     same = te.trace(product, X, X)  # no input that the program does not make anew
     assert not batched(Form(same.graph), machine, None).unsplit
+
+
+def test_operations_that_no_rule_shards_are_named_with_the_reason() -> None:
+    found = front(lambda x, y: jnp.sort((x @ y).reshape(-1)))
+    (said,) = [n for n in found.notes if n.kind == "unsplit"]
+    assert said.count == 1 and re.search(r"\(sort at .*\.py:\d+.*whole dim\)", said.text)
+    assert "census" in said.setting and said.effect == "cost"
+    assert "unsplit" not in kinds(front(product))

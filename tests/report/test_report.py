@@ -22,7 +22,7 @@ from models import mlp
 from tapestry_egg import report
 from tapestry_egg.cli.app import main
 from tapestry_egg.cli.searches import summary as summary_line
-from tapestry_egg.columns import columns, percent
+from tapestry_egg.columns import WIDEST, columns, lines_of, percent
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.legality import tensor_blocks
 from tapestry_egg.extract.front.front import Front
@@ -196,7 +196,8 @@ def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> N
     assert shown["numbers"] == []
     assert shown["ticks"] == [n << 20 for n in (32, 48, 64, 96)]  # of bytes: binary marks
     for plan, words in zip(trained, shown["shown"], strict=True):
-        assert plan.explain() in words
+        with lines_of(WIDEST):
+            assert plan.explain() in words
         assert all(c.kind in words for c in plan.collectives)
     assert len(set(shown["walked"])) == len(trained) + 1, "arrow keys reach every plan"
     compiled = ["Planned against compiled" in words for words in shown["shown"]]
