@@ -22,7 +22,10 @@ _NARROW, _LEAST = 12, 60
 _NAME = 24
 # One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
 _ONE = r"\[(?:[\w·.*]+(?:, )?)*\](?: \+\w+\([^)]*\))*"
-_WHOLE, _KEPT = re.compile(rf"\w+\[[\d, ]*\]|{_ONE}"), "\0"
+_TYPE = r"\w+\[[\d, ]*\]"
+_WHOLE, _KEPT = re.compile(f"{_TYPE}|{_ONE}"), "\0"
+# Cells of which no word is broken.
+_FIXED = re.compile(f".*{_TYPE}.*|{_ONE}(?:, {_ONE})*")
 # Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
 _NUMBERS = re.compile(r"(?<=[%#])\d+")
 _PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')|(?<=^%)\d+")
@@ -50,7 +53,7 @@ def columns(
     spare = width - len(indent) - 2 * (len(widths) - 1) - sum(widths)
     # Between words first, and where that is not enough, within them.
     longest = [max(_longest(cell) for cell in column) for column in table]
-    whole = [any(_WHOLE.search(cell) for cell in column) for column in table]
+    whole = [any(_FIXED.fullmatch(cell) for cell in column) for column in table]
     broken = [n if kept else 0 for n, kept in zip(longest, whole, strict=True)]
     for least in (
         longest,
