@@ -295,7 +295,9 @@ def test_the_users_own_shardings_stand_beside_the_front_and_nothing_is_worse() -
             for p in front
         )
         worse += front.best().costs.seconds < own.costs.seconds * 0.99
-        assert "\ngiven " in str(front) and "given: the shardings given" in str(front)
+        assert "\ngiven " in str(
+            front
+        ) and "given: the plan that the given shardings lead to" in str(front)
         same_numbers(te.compile(own)(w, x), forward(w, x))
     assert worse, "the search finds something that propagation does not"
     assert te.optimize(program, "cpu:8", mesh=mesh, settings=QUICK).original is None
