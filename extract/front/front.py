@@ -397,9 +397,8 @@ class Front:
         """What devices cost that plans leave unused; empty where all plans have all devices."""
         if not (parts := self._parts()):
             return ""
-        most = parts[0].devices
         words = "count in energy and price" if parts[0].idle_counted else "draw and cost nothing"
-        return f"where a plan has fewer than {most} devices, those left unused {words}"
+        return f"devices that a plan leaves unused {words}"
 
     def what_if(self, target: Target | None = None, **changes: float | str) -> Front:
         """The same plans on a machine of other figures, counted again without a search.

@@ -137,7 +137,7 @@ def test_idle_devices_count_where_they_are_asked_to() -> None:
     assert held.costs.joules - free.costs.joules == pytest.approx(more, rel=1e-9)
     assert held.costs.dollars == pytest.approx(4 * free.costs.dollars)
     assert free.costs.dollars == pytest.approx(free.costs.seconds * 2 * 3.6 / 3600)
-    assert "those left unused count in energy and price" in str(counted)
+    assert "leaves unused count in energy and price" in str(counted)
     with pytest.raises(ExtractError, match="neither free nor counted"):
         front(idle="sometimes")
 
