@@ -62,7 +62,7 @@ def test_at_most_four_devices_gives_a_plan_on_four(four: te.Front) -> None:
     assert {p.mesh.devices for p in four} <= {1, 2, 4} and four.best().mesh.devices == 4
     said = str(four)
     assert re.search(r"^p0 +4x +4 ", said, re.M)
-    assert "fewer than 8 devices, those left unused draw and cost nothing" in said
+    assert "devices that a plan leaves unused draw and cost nothing" in said
     assert "(3) was not searched" in said
     assert "  4 of 8 devices, the first 4; the others do not count" in four.best().explain()
     # As fast as on a machine of four, and none of all eight beside them.
