@@ -25,8 +25,8 @@ import numpy as np
 import tapestry_egg as te
 from models import tensat
 from tapestry_egg.columns import columns
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.machine.objectives import PEAK_BYTES, SECONDS
-from tapestry_egg.parallel.executors import INTERRUPTED
 
 WORK = 5.0
 

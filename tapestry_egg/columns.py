@@ -8,26 +8,35 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
-#: Columns of a line that tells of a plan.
-WIDTH = 120
+#: Columns of a line where no terminal says more, and at most.
+WIDTH, WIDEST = 80, 120
+# What `lines_of` asks for.
+_SET: ContextVar[int] = ContextVar("columns", default=0)
 # Columns of words that a table never makes narrower, and of a terminal that text is fitted to.
 _NARROW, _LEAST = 12, 60
+# Columns of a name, such as `train.py:17`, that is broken last of all.
+_NAME = 24
 # One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
 _ONE = r"\[(?:[\w·.*]+(?:, )?)*\](?: \+\w+\([^)]*\))*"
-_TYPE, _KEPT = re.compile(r"\w+\[[\d, ]*\]"), "\0"
-_LAYOUT = re.compile(rf"{_ONE}(?:, {_ONE})*")
+_TYPE = r"\w+\[[\d, ]*\]"
+_WHOLE, _KEPT = re.compile(f"{_TYPE}|{_ONE}"), "\0"
+# Cells of which no word is broken.
+_FIXED = re.compile(f".*{_TYPE}.*|{_ONE}(?:, {_ONE})*")
 # Numbers that tell equal things apart: of a value or an operation, or in a path of a pytree.
 _NUMBERS = re.compile(r"(?<=[%#])\d+")
 _PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')|(?<=^%)\d+")
 
 
 def columns(
-    rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = (), width: int = WIDTH
+    rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = (), width: int = 0
 ) -> str:
     """Rows of cells as aligned text; the columns in `right` are flush right. Where rows are longer
-    than `width`, the widest columns of words go on below; layouts and numbers stay whole.
+    than `width` (0: the reader's), the widest columns of words go on below; layouts and numbers
+    stay whole.
 
     >>> print(columns([["name", "ms"], ["a", "12"]], right=[1]))
     name  ms
@@ -37,16 +46,20 @@ def columns(
               program
     """
     flush = set(right)
+    width = width or readers_width()
     table = [list(column) for column in zip(*rows, strict=True)]
     widths = [max(len(cell) for cell in column) for column in table]
-    words = [
-        k
-        for k, column in enumerate(table)
-        if k not in flush and not any(_LAYOUT.fullmatch(cell) for cell in column)
-    ]
+    words = [k for k in range(len(table)) if k not in flush]
     spare = width - len(indent) - 2 * (len(widths) - 1) - sum(widths)
     # Between words first, and where that is not enough, within them.
-    for least in ([max(_longest(cell) for cell in column) for column in table], [0] * len(table)):
+    longest = [max(_longest(cell) for cell in column) for column in table]
+    whole = [any(_FIXED.fullmatch(cell) for cell in column) for column in table]
+    broken = [n if kept else 0 for n, kept in zip(longest, whole, strict=True)]
+    for least in (
+        longest,
+        [max(b, min(n, _NAME)) for b, n in zip(broken, longest, strict=True)],
+        broken,
+    ):
         floors = [max(_NARROW, n) for n in least]
         while spare < 0 and (wide := [k for k in words if widths[k] > floors[k]]):
             k = max(wide, key=lambda k: widths[k])
@@ -85,8 +98,8 @@ def _folded(text: str, width: int) -> list[str]:
 
 
 def _joined(text: str) -> str:
-    """Text whose types, such as `f32[8, 4]`, are one word each."""
-    return _TYPE.sub(lambda found: found[0].replace(" ", _KEPT), text)
+    """Text whose types, such as `f32[8, 4]`, and layouts are one word each."""
+    return _WHOLE.sub(lambda found: found[0].replace(" ", _KEPT), text)
 
 
 def _longest(text: str) -> int:
@@ -197,14 +210,16 @@ def short_places(places: Iterable[str]) -> Mapping[str, str]:
     return {p: f"{short[file]}:{line}" if file else p for p, (file, _, line) in split.items()}
 
 
-def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
-    """Text whose lines are no longer than a width: they go on below, indented further.
+def wrapped(text: str, width: int = 0, indent: str = "  ") -> str:
+    """Text whose lines are no longer than a width (0: the reader's): they go on below, indented
+    further.
 
     >>> print(wrapped("in plans of the front\\n  of a mesh", 14))
     in plans of
       the front
       of a mesh
     """
+    width = width or readers_width()
     lines: list[str] = []
     for line in text.split("\n"):
         if len(line) <= width:
@@ -221,8 +236,20 @@ def wrapped(text: str, width: int = WIDTH, indent: str = "  ") -> str:
     return "\n".join(lines)
 
 
+@contextmanager
+def lines_of(width: int) -> Iterator[None]:
+    """Text that is made in the block has lines of so many columns, whatever the terminal has."""
+    before = _SET.set(width)
+    try:
+        yield
+    finally:
+        _SET.reset(before)
+
+
 def readers_width() -> int:
-    """Columns of the terminal that is written to, `WIDTH` at most and where there is none."""
+    """Columns of the terminal that is written to, `WIDEST` at most; `WIDTH` if there is none."""
+    if _SET.get():
+        return _SET.get()
     if sys.stdout is None or not sys.stdout.isatty():
         return WIDTH
-    return max(_LEAST, min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns))
+    return max(_LEAST, min(WIDEST, shutil.get_terminal_size((WIDTH, 24)).columns))

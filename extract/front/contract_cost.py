@@ -38,15 +38,15 @@ def contract_cost(
     room = Room()
     kept = [room.keeping(s) for s in free]
     if any(k is None for k in kept):
-        return f"what the mesh {contract} costs was not looked for: without it tables are too large"
+        return f"The cost of the mesh {contract} is not known: without it tables are too large."
     problems = [
         assemble(s, once=room.once, keeping=k).problem for s, k in zip(free, kept, strict=True)
     ]
     rows = sum(len(v) for p in problems for v in p.variables)
     if rows > _ROWS:
         return (
-            f"what the mesh {contract} costs was not looked for: without it there are {rows} rows "
-            f"to choose from, more than {_ROWS}"
+            f"The cost of the mesh {contract} is not known: without it there are {rows} rows to "
+            f"choose from, more than {_ROWS}."
         )
     least, proven = np.inf, np.inf
     for problem in problems:
@@ -58,10 +58,10 @@ def contract_cost(
     share = within / least - 1.0 if least > 0 else 0.0
     most = within / proven - 1.0 if proven > 0 else np.inf
     if share < _SLIGHT:
-        found = f"the mesh {contract} costs no time that was found"
-        return found + (f", and at most {most:.1%}" if _SLIGHT <= most < np.inf else "")
+        found = f"The mesh {contract} costs no time"
+        return f"{found}: at most {100 * most:.1f} %." if _SLIGHT <= most < np.inf else f"{found}."
     return (
-        f"the mesh {contract} costs {share:.1%}: {TIME.format(within)}, and "
-        f"{TIME.format(least)} where layouts at the boundary are free"
-        + (f" (at least {TIME.format(proven)})" if proven > 0 else "")
+        f"The mesh {contract} costs {100 * share:.1f} %: {TIME.format(within)} instead of "
+        f"{TIME.format(least)} with free layouts at the boundary"
+        + (f" (at least {TIME.format(proven)})." if proven > 0 else ".")
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg import pareto
-from tapestry_egg.columns import readers_width
+from tapestry_egg.columns import wrapped
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.machine.objectives import (
@@ -33,7 +33,7 @@ from tapestry_egg.plans.plan import Plan, gap_text
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
 
-from .notes import note_lines
+from .notes import Note, happened
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.pins.pins import Pins
@@ -52,7 +52,8 @@ class UnknownPlan(ExtractError, KeyError, IndexError):
 class Front:
     """Non-dominated plans by rising seconds. `epsilon`: every plan of what was searched is
     (1+epsilon)-dominated by one here. `saturated` is False when a rule budget was hit. `notes` say
-    what happened on the way, such as an interruption; `timeline` tells what the rules did.
+    what happened on the way, what costs leave out, and what was not searched; `searched` counts the
+    forms of the program and the mesh shapes that were. `timeline` tells what the rules did.
     `usable_bytes` is what a program may use of one device; plans of larger peaks are shown, marked,
     and taken only where a limit of the user's own allows it. None knows of no such limit.
     `original` is what the user's own shardings lead to, where some are given: within the
@@ -66,10 +67,11 @@ class Front:
     graph_name: str = ""
     epsilon: float = float("inf")
     saturated: bool = True
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     timeline: tuple[Tick, ...] = ()
     usable_bytes: int | None = None
     original: Plan | None = None
+    searched: tuple[int, int] | None = None
     stages: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def __len__(self) -> int:
@@ -235,6 +237,7 @@ class Front:
             else math.inf,
             saturated=self.saturated and other.saturated,
             notes=tuple(dict.fromkeys((*self.notes, *other.notes))),
+            searched=None,
         )
 
     def least_seconds(self, plan: Plan) -> float:
@@ -289,30 +292,75 @@ class Front:
         writer.writerows(self.table())
         return out.getvalue()
 
-    def __str__(self) -> str:
+    def recommended(self) -> tuple[Plan, str] | None:
+        """The plan to begin with and the reason: the fastest that fits a device's memory. Without
+        seconds among the objectives, the one with the least of the first objective. None if no plan
+        fits."""
+        fitting = [p for p in self.plans if self.fits(p)]
+        if not fitting:
+            return None
+        names = [objective(k).name for k in self.objectives]
+        first = SECONDS if SECONDS.name in names or not names else objective(self.objectives[0])
+        best = min(fitting, key=lambda p: (first.value(p), p.costs.seconds))
+        reason = "fastest" if first is SECONDS else f"least {first.title}"
+        if self.usable_bytes is not None:
+            reason += f" within the {BYTES.format(self.usable_bytes)} of a device"
+        return best, reason
+
+    def scope(self) -> str:
+        """What a gap of this front is measured against."""
+        words = "to the best plan of the space searched"
+        if self.searched is None:
+            return words
+        forms, meshes = (
+            f"{n} {noun}{'' if n == 1 else each}"
+            for n, noun, each in zip(self.searched, ("form", "mesh"), ("s", "es"), strict=True)
+        )
+        return f"{words}: {forms} on {meshes}, kernels fixed"
+
+    def _rows(self) -> list[str]:
+        """The table: a line of titles, and one per plan."""
         columns = (SECONDS, PEAK_BYTES, JOULES, WIRE_BYTES)
         counted = f" {DEVICES.column:>7}" if self._parts() else ""
         split = any(p.micro_batches > 1 for p in self.plans)
-        batches = f" {'micro-batches':>13}" if split else ""
-        titles = " ".join(f"{o.name.removesuffix('_bytes'):>12}" for o in columns)
-        head = f"{'plan':6} {'mesh':10}{counted}{batches} {titles} {'gap':>7}"
-        lines = [f"front of {self.graph_name} on {self.target}: {len(self.plans)} plans", head]
+        batches = f" {'batches':>7}" if split else ""
+        width = 10 if counted or split else 12
+        titles = " ".join(f"{o.name.removesuffix('_bytes'):>{width}}" for o in columns)
+        lines = [f"{'plan':6} {'mesh':10}{counted}{batches} {titles} {'gap*':>7}"]
         for p in self.every:
             mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
-            cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>12}" for o in columns)
+            cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>{width}}" for o in columns)
             devices = f" {p.mesh.devices:>7}" if counted else ""
-            steps = f" {p.micro_batches:>13}" if split else ""
+            steps = f" {p.micro_batches:>7}" if split else ""
             lines.append(f"{p.name:6} {p.mesh!s:10}{devices}{steps} {cells} {p.gap_shown:>7}")
+        return lines
+
+    def __str__(self) -> str:
+        """The table, the recommended plan, what gaps mean, and how many notes there are."""
+        count = f"{len(self)} plan{'' if len(self) == 1 else 's'}"
+        lines = [f"front of {self.graph_name} on {self.target}: {count}", *self._rows()]
         if self.original:
-            lines.append("given: the shardings given, spread operation by operation")
+            lines.append("given: the plan that the given shardings lead to")
         if words := self.over_memory():
             lines.append(f"! {words}")
         if words := self.left_unused():
             lines.append(words)
-        if not self.saturated:
-            lines.append("saturated: false; the bounds speak of what was reached")
-        lines += note_lines(self.notes, readers_width())
-        return printable("\n".join(lines))
+        if found := self.recommended():
+            lines.append(f"recommended: {found[0].name} ({found[1]})")
+        elif self.plans:
+            least = min(self.plans, key=lambda p: p.costs.peak_bytes)
+            lines.append(f"no plan fits a device; the least peak is that of {least.name}")
+        if any(p.bound > 0 for p in self.every):
+            lines.append(f"* {self.scope()}")
+        if any(p.bound > 0 and not p.is_proven for p in self.every):
+            lines.append("~ not proven: measured against the bound before collectives were merged")
+        if any(p.micro_batches > 1 for p in self.plans):
+            lines.append("batches: parts of the batch that run one after another")
+        lines += map(str, happened(self.notes))
+        if others := len(self.notes) - len(happened(self.notes)):
+            what = f"{others} note{'' if others == 1 else 's'} on what was not searched"
+            lines.append(f"{what}: --notes, front.notes")
+        return printable(wrapped("\n".join(lines)))
 
     def __repr__(self) -> str:
         """One line; `print` shows the table."""
@@ -349,9 +397,8 @@ class Front:
         """What devices cost that plans leave unused; empty where all plans have all devices."""
         if not (parts := self._parts()):
             return ""
-        most = parts[0].devices
         words = "count in energy and price" if parts[0].idle_counted else "draw and cost nothing"
-        return f"where a plan has fewer than {most} devices, those left unused {words}"
+        return f"devices that a plan leaves unused {words}"
 
     def what_if(self, target: Target | None = None, **changes: float | str) -> Front:
         """The same plans on a machine of other figures, counted again without a search.

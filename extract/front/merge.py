@@ -19,6 +19,7 @@ from tapestry_egg.plans.plan import Plan
 
 from .front import Front, in_order, unmet, value, within
 from .given import as_given
+from .notes import note
 from .plans import make_plan
 from .rounded_first import rounded_first
 
@@ -34,15 +35,6 @@ class NetworkResult:
     assembled: PlanProblem
     archive: Archive
     covered: bool = False
-
-
-#: What is said where results have memory before they are made (`extract/certify/results.py`), which
-#: a problem counts from below.
-PLACES = (
-    "results that are not donated hold memory from the first kernel on, which peaks count and a "
-    "search bounds: some plans hold more than it knew, and others that hold less, or are within a "
-    "limit on the peak for that, may have been passed over"
-)
 
 
 def merge(
@@ -77,7 +69,11 @@ def merge(
         graph_name=name,
         epsilon=epsilon(bounding(results), [(p.costs.seconds, p.costs.peak_bytes) for p in named]),
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
-        notes=(PLACES,) if any(more) else (),
+        notes=(note("results-memory"),) if any(more) else (),
+        searched=(
+            len({id(r.assembled.choices.schedule) for r in results}),
+            len({r.assembled.choices.mesh for r in results}),
+        ),
     )
 
 

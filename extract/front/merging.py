@@ -32,6 +32,7 @@ from tapestry_egg.schedule.of_plans import with_merged
 
 from .front import Front, in_order, value, within
 from .merge import NetworkResult, bounded_plan, bounding, epsilon
+from .notes import Note, note
 
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01
@@ -53,7 +54,7 @@ def merge_collectives(
     limits: Mapping[str, float],
     machine: Target,
     feedback: Mapping[int, int],
-) -> tuple[Front, tuple[str, ...]]:
+) -> tuple[Front, tuple[Note, ...]]:
     """The front with those plans as well that merge collectives, each counted by the certificate,
     where that saves a share worth a point; and what is to be said of it.
 
@@ -68,7 +69,7 @@ def merge_collectives(
     plans = in_order(fitting[i] for i in shown(costs))
     points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
     proven = min(front.epsilon, epsilon(bounding(results), points))
-    notes = () if not left else (f"of {left} more plans collectives were not merged",)
+    notes = (note("unmerged", left),) if left else ()
     return replace(front, plans=plans, epsilon=proven), notes
 
 

@@ -19,6 +19,7 @@ from tapestry_egg.quantities import BYTES
 from tapestry_egg.schedule.of_plans import plan_schedule
 
 from .front import Front
+from .notes import note
 
 #: What plans of one graph and order have in common, by the `id` of the graph, or of the plan where
 #: what is merged makes an order of its own.
@@ -107,10 +108,7 @@ def what_if(front: Front, machine: Target | None, changes: Mapping[str, float | 
         epsilon=float("inf"),
         usable_bytes=other.usable_bytes,
         stages={},
-        notes=(
-            f"what if: {words}; the plans are those that were found for {known.spec}, counted "
-            "again: others may be better there, and no bound is proven",
-        ),
+        notes=(note("what-if", words=words, known=known.spec),),
     )
 
 

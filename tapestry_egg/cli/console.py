@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapestry_egg.columns import readers_width, wrapped
+from tapestry_egg.columns import wrapped
 from tapestry_egg.errors import ExtractError, GraphError, TapestryError, TargetError
 from tapestry_egg.machine.objectives import Objective, named, objective, share_of_least
 from tapestry_egg.printable import printable
@@ -321,4 +321,4 @@ def print_fields(fields: dict[str, Any]) -> None:
         text = "\n    ".join([name, *lines])
         if len(lines) == 1:
             text = f"{name.ljust(width)}  {lines[0]}"
-        print(wrapped(text, readers_width()))
+        print(wrapped(text))

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tapestry_egg.errors import TapestryError
-from tapestry_egg.parallel.executors import INTERRUPTED
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress
 
 if TYPE_CHECKING:

@@ -28,6 +28,9 @@ from .console import (
 
 def explain(
     file: File,
+    name: Annotated[
+        str, typer.Argument(metavar="[PLAN]", help="Which plan of a front; the same as --plan.")
+    ] = "",
     plan: PlanName = "",
     minimize: Minimize = "seconds",
     limit: Limit = None,
@@ -81,7 +84,9 @@ def explain(
     from tapestry_egg.show.lanes import draw_lanes, write_trace
 
     one_question(by, tensor, collective is not None, line, peak, bool(why_not), diff, specs)
-    front, chosen = load_plan(file, plan, minimize, limit or ())
+    if name and plan and name != plan:
+        raise typer.BadParameter(f"two plans are named: {name} and {plan}")
+    front, chosen = load_plan(file, name or plan, minimize, limit or ())
     if lanes:
         say(f"drawn: {draw_lanes(chosen, lanes)}")
     if trace:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tapestry_egg.columns import WIDTH
+from tapestry_egg.columns import WIDEST
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.show import text
 
@@ -176,11 +176,15 @@ def front(
         bool | None,
         typer.Option("--plot/--no-plot", help="A picture below the table; default: in a terminal."),
     ] = None,
+    notes: Annotated[
+        bool, typer.Option("--notes", help="All notes: on the search, costs, what was left out.")
+    ] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print the table as CSV.")] = False,
     as_json: Json = False,
 ) -> None:
     """Print the table of a front or the timeline of its rules, draw it, or save a plan of it."""
     from tapestry_egg.egraphs.timeline import timeline_text
+    from tapestry_egg.extract.front.notes import notes_text
     from tapestry_egg.show.plot import front_info, plot_front
 
     loaded = load_front(file)
@@ -206,6 +210,10 @@ def front(
         print(loaded.csv(), end="")
     else:
         print(loaded)
+        if notes:
+            print(notes_text(loaded.notes) or "no notes")
+        elif found := loaded.recommended():
+            print(f"to see why: tapestry-egg explain {file} {found[0].name}")
         if sys.stdout.isatty() if picture is None else picture:
             print(_picture(front_info(loaded, x=x, y=y), "log" if log else "auto"), end="")
 
@@ -216,7 +224,7 @@ def _picture(info: FrontInfo, scale: Scale) -> str:
     from tapestry_egg.show.terminal import front_terminal
 
     width, height = shutil.get_terminal_size((80, 24))
-    text = front_terminal(info, min(width, WIDTH), max(12, min(height - 8, 20)), scale=scale)
+    text = front_terminal(info, min(width, WIDEST), max(12, min(height - 8, 20)), scale=scale)
     try:
         text.encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

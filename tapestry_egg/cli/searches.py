@@ -186,8 +186,8 @@ def optimize(
 
 def summary(outcome: Outcome) -> str:
     """One line: `gpt2  9 plans  1.2 ms to 3.4 ms  10 GiB to 41 GiB  gap 0.8 %  2.1 s`, and how many
-    notes the front has; below it those of what happened to the search."""
-    from tapestry_egg.columns import readers_width, wrapped
+    notes the front has (`tapestry-egg front --notes`); below it those about the search."""
+    from tapestry_egg.columns import wrapped
     from tapestry_egg.extract.front.notes import happened
     from tapestry_egg.plans.plan import gap_text
 
@@ -201,10 +201,10 @@ def summary(outcome: Outcome) -> str:
             _range(outcome.peak_least, outcome.peak_most, PEAK_BYTES),
             f"gap {gap_text(outcome.gap, outcome.proven)}",
             "as before" if outcome.skipped else f"{outcome.took:.1f} s",
-            *([f"{others} note{'' if others == 1 else 's'}: tapestry-egg front"] if others else []),
+            *([f"{others} note{'' if others == 1 else 's'}"] if others else []),
         ]
     )
-    return printable(wrapped("\n".join([words, *(f"  {note}" for note in told)]), readers_width()))
+    return printable(wrapped("\n".join([words, *(f"  {note}" for note in told)])))
 
 
 def _range(low: float, high: float, objective: Objective) -> str:

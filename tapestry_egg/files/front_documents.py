@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict
 from functools import cache, partial
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.errors import GraphError, PlanError
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.notes import Note, as_note
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.plans.plan import Plan
@@ -50,10 +52,11 @@ class FrontRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     plans: list[FrontPlanRecord]
     origin: OriginRecord
     sources: list[SourceRecord] = []
-    notes: list[str] = []
+    notes: list[Note | str] = []  # a sentence in files of earlier versions
     timeline: list[Tick] = []
     usable_bytes: int | None = None
     original: FrontPlanRecord | None = None
+    searched: tuple[int, int] | None = None
 
 
 def front_document(front: Front) -> dict[str, Any]:
@@ -94,7 +97,8 @@ def front_document(front: Front) -> dict[str, Any]:
         "objectives": [x.formula if isinstance(x, Objective) else x for x in front.objectives],
         "epsilon": front.epsilon if math.isfinite(front.epsilon) else None,
         "saturated": front.saturated,
-        "notes": list(front.notes),
+        "notes": [asdict(note) for note in front.notes],
+        "searched": front.searched,
         # What a run took is not part of what it found: another one writes the same file.
         "timeline": [
             {k: v for k, v in msgspec.to_builtins(tick).items() if k != "seconds"}
@@ -144,7 +148,8 @@ def front_from_record(file: FrontRecord, where: str = "$", late: bool = False) -
         graph_name=file.graph_name,
         epsilon=math.inf if file.epsilon is None else file.epsilon,
         saturated=file.saturated,
-        notes=tuple(file.notes),
+        notes=tuple(map(as_note, file.notes)),
+        searched=file.searched,
         timeline=tuple(file.timeline),
         usable_bytes=file.usable_bytes,
         original=plan(file.original, f"{where}.original") if file.original else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from importlib import resources
 from itertools import combinations, permutations
 from math import inf, isfinite, prod
@@ -291,7 +292,7 @@ def load_target(spec: str | Path) -> Target:
         example = bare if known else "h100"
         hint = f"Write NAME:SHAPE, as {example}:8 or {example}:2x8."
         if not known:
-            hint += f" Known are {', '.join(known_targets())}; or the path of a .yaml file."
+            hint += f" {_known_hint(bare)}"
         raise TargetError(f"target {str(spec)!r} does not say how many devices{unknown}", hint=hint)
     target = _load(name, tuple(int(n) for n in shape_text.split("x")))
     return target.at_clock(float(mhz)) if at else target
@@ -301,13 +302,22 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name
 
 
+def _known_hint(name: str, shape: str = "") -> str:
+    """The known targets, and first the one that a name that is not among them is nearest to."""
+    known = known_targets()
+    lower = name.lower()
+    near = [k for k in known if lower.startswith(k)] or get_close_matches(lower, known, 1, 0.5)
+    guess = f"Did you mean {near[-1] + shape!r}? " if near else ""
+    return f"{guess}Known are {', '.join(known)}; or give the path of a .yaml file."
+
+
 def _load(name: str, shape: tuple[int, ...]) -> Target:
     if _is_file(name):
         return _read(read_yaml_text(Path(name), TargetError, name), name, shape, Path(name).parent)
     if name not in known_targets():
         raise TargetError(
             f"unknown target {name!r}",
-            hint=f"Known are {', '.join(known_targets())}; or give the path of a .yaml file.",
+            hint=_known_hint(name, f":{'x'.join(map(str, shape))}"),
         )
     file = resources.files("tapestry_egg.machine") / "targets" / f"{name}.yaml"
     return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape, None)

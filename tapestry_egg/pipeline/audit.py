@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.front.front import audit
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.plans.passed import AUDITED, CERTIFIED
 
 from .state import State
@@ -39,8 +40,7 @@ def audit_front(state: State) -> State:
         kept = tuple(p for p in front.plans if not any(p is q for q in refused))
         front = replace(front, plans=kept, epsilon=math.inf)
     if left[0] not in AUDITED:
-        words = f"{left[0].name} was not checked by the ledger: this JAX does not have all it runs"
-        front = replace(front, notes=(*front.notes, words))
+        front = replace(front, notes=(*front.notes, note("not-audited", name=left[0].name)))
     for plan in front.every:
         CERTIFIED.add(plan)  # by the passes before
     return replace(state, front=front)

@@ -25,8 +25,9 @@ import msgspec
 
 from tapestry_egg.atomic import check_writable, write_atomic
 from tapestry_egg.errors import GraphError, TapestryError
+from tapestry_egg.extract.front.notes import INTERRUPTED, Note, as_note
 from tapestry_egg.machine.objectives import OBJECTIVES, amounts, named
-from tapestry_egg.parallel.executors import INTERRUPTED, Lost, Processes, completed, host_only
+from tapestry_egg.parallel.executors import Lost, Processes, completed, host_only
 from tapestry_egg.parallel.serving import tell
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.scratch import locked, scratch
@@ -110,7 +111,7 @@ class Outcome:
     took: float = 0.0
     skipped: bool = False
     error: str = ""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
 
 def run_batch(
@@ -414,5 +415,5 @@ def _fields(outcome: Outcome) -> dict[str, Any]:
 
 def _outcome(fields: Mapping[str, Any], name: str) -> Outcome:
     known = {k: v for k, v in fields.items() if k in Outcome.__dataclass_fields__}
-    notes = tuple(map(str, known.get("notes", ())))
+    notes = tuple(map(as_note, known.get("notes", ())))
     return Outcome(**{**known, "name": name, "notes": notes})

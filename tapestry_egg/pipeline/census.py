@@ -14,7 +14,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.metakernels.signatures.splits import split
-from tapestry_egg.schedule.flatten import flatten
+from tapestry_egg.schedule.flatten import FlatProgram, flatten
 from tapestry_egg.zspace import ZRange
 
 #: The role of operations without a template; other roles are the files that templates stand in.
@@ -115,7 +115,11 @@ def share(part: float, whole: float) -> float:
 
 def census(graph: BlockGraph) -> Census:
     """Count the operations of a graph, those in its regions included."""
-    program = flatten(graph)
+    return census_of(flatten(graph), graph.name)
+
+
+def census_of(program: FlatProgram, name: str = "") -> Census:
+    """Count the operations of a flat program."""
     looped = [False] * len(program.bodies)
     for b, body in enumerate(program.bodies):
         if body.parent >= 0:
@@ -133,7 +137,7 @@ def census(graph: BlockGraph) -> Census:
         once = kinds[kind]
         work = Work(1, instance.weight * once.work.flops, instance.weight * once.work.bytes)
         counted.append(replace(once, operation=op, work=work, looped=looped[instance.body]))
-    return Census(graph.name, tuple(counted))
+    return Census(name, tuple(counted))
 
 
 def _counted(op: Operation, signature: OperationSignature) -> Counted:

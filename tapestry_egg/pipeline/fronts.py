@@ -13,6 +13,7 @@ from tapestry_egg.extract.front.contract_cost import contract_cost
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
@@ -118,7 +119,7 @@ def tell_origins(state: State) -> State:
         free = [n.free for n in first if n.free is not None]
         archives = [n.result.archive for n in first]
         cost = contract_cost(free, archives, q.words.fixed.contract)
-        notes += (cost,) if cost else ()
+        notes += (note("mesh-cost", text=cost),) if cost else ()
     front = state.front
     assert front is not None
     own = front.original

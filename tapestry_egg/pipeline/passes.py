@@ -12,6 +12,7 @@ from itertools import product
 from typing import TYPE_CHECKING
 
 from tapestry_egg.errors import ExtractError
+from tapestry_egg.extract.front.notes import Note, note
 from tapestry_egg.extract.front.sizes import entries_of_three_axes
 from tapestry_egg.extract.pins.boundary import restrict
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -86,7 +87,7 @@ OPERATIONS, FEWEST_SHAPES = 100_000, 2
 
 def first_shapes(
     shapes: Sequence[MeshShape], size: int
-) -> tuple[tuple[MeshShape, ...], tuple[str, ...]]:
+) -> tuple[tuple[MeshShape, ...], tuple[Note, ...]]:
     """The mesh shapes on which a program of so many operations is searched, and what a front says
     of the others: those that come first of each number of devices, which are the mesh of one axis
     and those that keep to the dims of the network."""
@@ -100,7 +101,7 @@ def first_shapes(
 
 def quickly(
     shapes: Sequence[MeshShape], size: int, long: bool
-) -> tuple[tuple[MeshShape, ...], tuple[str, ...]]:
+) -> tuple[tuple[MeshShape, ...], tuple[Note, ...]]:
     """The mesh shapes to search where time is short, and what a front says of the others.
 
     A mesh of one axis has no layouts that one of two axes on the same devices lacks, nor has the
@@ -115,8 +116,7 @@ def quickly(
     if not long or len(few) == len(shapes):
         return few, ()
     least = min(map(min, axes.values()))
-    words = f"{size} operations: only meshes of {least} axis were searched"
-    return few, (words,)
+    return few, (note("long-program-axes", axes=least, operations=size),)
 
 
 def take_as_given(state: State) -> State:
@@ -135,8 +135,7 @@ def find_forms(state: State) -> State:
     """
     q = state.question
     if q.long:
-        words = f"{q.graph.size} operations: the rules on the program were left out"
-        return state.saying(words)
+        return state.saying(note("no-rules", operations=q.graph.size))
     found = forms_with_streams(
         q.graph,
         q.books,
@@ -170,7 +169,7 @@ def find_forms(state: State) -> State:
     made = replace(
         state, forms=found, schedules=tuple(schedules), timeline=(*state.timeline, *timeline)
     )
-    late = "the program" if found[0].by_clock else ""
+    late = "the rules on the program" if found[0].by_clock else ""
     return made.saying(
         *omissions.of_rules(found[0]),
         *omissions.of_forms(every, len(found)),
@@ -347,7 +346,7 @@ def derive_strategies(state: State) -> State:
     count = sum(len(s) for found in done.strategies for s in found.strategies)
     rows = sum(found.rows for found in done.strategies)
     q.tell(Phase("saturate", f"{rows} rows, {count} strategies", 1.0))
-    late = "layouts" if any(found.by_clock for found in made.values()) else ""
+    late = "the rules on layouts" if any(found.by_clock for found in made.values()) else ""
     return done.saying(*omissions.of_clock(late, q.settings.budget.seconds))
 
 
@@ -428,7 +427,7 @@ def add_axes(state: State) -> State:
         state = each(state)
     others = len(state.forms) - 1
     if others:
-        state = state.saying(f"meshes of three axes were searched for 1 of {others + 1} forms")
+        state = state.saying(note("three-axes", others, forms=others + 1))
     return state
 
 

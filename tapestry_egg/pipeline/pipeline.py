@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.extract.front.front import Front as Front
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.extract.pins.pins import Pins
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
-from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 

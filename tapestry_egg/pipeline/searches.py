@@ -9,6 +9,7 @@ from operator import le
 from typing import TYPE_CHECKING
 
 from tapestry_egg.extract.engine.archive import Limits, so_far
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.machine.objectives import SEARCHED, objective
 from tapestry_egg.progress import Phase
 
@@ -79,13 +80,14 @@ def search_networks(state: State) -> State:
         *omissions.of_search(found, interrupted),
         *omissions.of_networks(unsearched),
         *omissions.of_opaque(q.graph),
+        *omissions.of_unsplit(state.schedules[0].program),
         *omissions.of_objectives(q.objectives),
         *omissions.of_meshes(left),
         *omissions.of_overlap(q.machine),
         *omissions.of_parts(q.unsearched_parts),
     )
     if not q.settings.front:
-        done = done.saying("only the fastest plan within the limits was looked for")
+        done = done.saying(note("fastest"))
     finders = {objective(k).finder for k in (*q.objectives, *q.limits)}
     return _for_traffic(done) if "traffic" in finders and not interrupted else done
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import NetworkResult
+from tapestry_egg.extract.front.notes import Note
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import Objective, objective
@@ -116,7 +117,7 @@ class State:
     shared: Shared | None = None
     front: Front | None = None
     timeline: tuple[Tick, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     interrupted: bool = False
 
     # What the networks hold, entry by entry.
@@ -141,7 +142,7 @@ class State:
     def results(self) -> tuple[NetworkResult, ...]:
         return tuple([n.result for n in self.networks if n.search is not None])
 
-    def saying(self, *notes: str) -> State:
+    def saying(self, *notes: Note) -> State:
         """The state with more to be said of what was left out, each once."""
         return replace(self, notes=tuple(dict.fromkeys((*self.notes, *notes))))
 

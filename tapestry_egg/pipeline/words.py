@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import ExtractError, TargetError
+from tapestry_egg.extract.front.notes import Note, note
 from tapestry_egg.extract.pins.boundary import Fixed
 from tapestry_egg.extract.pins.pins import (
     Pin,
@@ -37,7 +38,7 @@ class Words:
 
     fixed: Fixed
     shapes: tuple[MeshShape, ...]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     said: bool = False  # whether some layout is fixed, at the boundary or inside
     sharded: bool = False  # whether JAX's shardings, or constraints of the program, are given
     unsearched: tuple[MeshShape, ...] = ()  # distinct shapes of more axes than are searched
@@ -114,14 +115,14 @@ def read_words(
         shapes = _few(shapes, contract, graph)
     most = max(len(s.sizes) for s in shapes)
     left = [s for s in every if len(s.sizes) > most and _fits([*given, *inside], s, contract)]
-    notes = left_out(graph, shapes, contract)
-    for words in notes:
-        warnings.warn(words, stacklevel=4)
+    notes = tuple(note("constraint", text=words) for words in left_out(graph, shapes, contract))
+    for each in notes:
+        warnings.warn(str(each), stacklevel=4)
     asked = sum(1 for _ in constraints(graph))
     return Words(
         fixed=Fixed(_once(given), contract),
         shapes=shapes,
-        notes=tuple(notes),
+        notes=notes,
         said=bool(given or asked),
         sharded=bool(sharded or asked > len(inside)),
         unsearched=tuple(left),

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tapestry_egg.columns import short_paths, starred
+from tapestry_egg.columns import WIDEST, lines_of, short_paths, starred
 from tapestry_egg.extract.certify.certificate import ground_of
 from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.ground import Ground
@@ -90,7 +90,7 @@ def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
         "bound": plan.bound,
         "gap": plan.gap_shown,
         "fits": page.front.fits(plan),
-        "text": [text(line) for line in plan_text(plan, seen=seen).split("\n")],
+        "text": [text(line) for line in _lines(plan, seen)],
         "inputs": _inputs(page, plan),
         "moves": _moves(page, plan),
         "rules": [
@@ -102,6 +102,12 @@ def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
     if seen is not None:
         data |= _counted(page, *seen)
     return data
+
+
+def _lines(plan: Plan, seen: tuple[Walk, Certificate] | None) -> list[str]:
+    """What `explain` says of a plan, in lines of one width wherever the page is written."""
+    with lines_of(WIDEST):
+        return plan_text(plan, seen=seen).split("\n")
 
 
 def _inputs(page: _Page, plan: Plan) -> list[list[Any]]:

@@ -11,7 +11,7 @@ from typing import Any
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.egraphs.timeline import timeline_text
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.extract.front.notes import parted
+from tapestry_egg.extract.front.notes import Note
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
@@ -122,11 +122,14 @@ def _table(front: Front, baselines: Sequence[Plan]) -> str:
 
 
 def _notes(front: Front) -> list[str]:
-    """What the front's notes tell, and below a heading what was not searched."""
-    told, omitted = parted(front.notes)
-    lines = [f"<p>{_escape(note)}</p>" for note in told]
-    if omitted:
-        items = "".join(f"<li>{_escape(note)}</li>" for note in omitted)
+    """The front's notes, and below a heading what was not searched."""
+
+    def item(note: Note) -> str:
+        change = f" To change it: {note.setting}." if note.setting else ""
+        return _escape(f"{note.text}.{change}" if note.effect == "space" else f"{note}{change}")
+
+    lines = [f"<p>{item(note)}</p>" for note in front.notes if note.effect != "space"]
+    if items := "".join(f"<li>{item(n)}</li>" for n in front.notes if n.effect == "space"):
         lines.append(f'<h2 id="not-searched">Not searched</h2><ul>{items}</ul>')
     return lines
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tapestry_egg.columns import columns, percent, starred, told_once
+from tapestry_egg.columns import columns, percent, readers_width, starred, told_once
 from tapestry_egg.extract.certify.certificate import walked
 from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.peak_parts import peak_of
@@ -23,6 +23,8 @@ LEGEND = (
 )
 # Lines of the program, and arrays at the peak, that are told.
 _LINES, _ARRAYS = 6, 5
+# Columns that a line of the program has beside its costs, at least.
+_CODE = 12
 
 
 def where_costs_go(
@@ -62,15 +64,21 @@ def _time(plan: Plan, parts: list[CostPart], names: Mapping[str, str]) -> list[s
         f"{TIME.format(sums['collective'])}{beside}; bound by {said}"
     ]
     texts = _texts(plan.graph)
-    rows = []
+    rows, code = [], []
     for r in list(cost_table(parts, "line"))[:_LINES]:
         work = OPERATIONS.format(r.flops) if r.flops else "-"
         sent = BYTES.format(r.wire_bytes) if r.wire_bytes else "-"
         took = (TIME.format(r.seconds), percent(r.share))
-        text = texts.get(r.name, "")
-        rows.append([near(r.name, names) or "-", *took, r.bound, work, sent, text])
-    heads = ["line", "seconds", "share", "bound", "flops", "sent", ""]
-    return [*lines, columns([heads, *rows], "  ", right=(1, 2, 4, 5))]
+        rows.append([near(r.name, names) or "-", *took, r.bound, work, sent])
+        code.append(texts.get(r.name, ""))
+    heads = ["line", "seconds", "share", "bound", "flops", "sent"]
+    table = columns([heads, *rows], "  ", right=(1, 2, 4, 5)).split("\n")
+    wide = max(map(len, table))
+    room = readers_width() - wide - 2
+    if room >= _CODE and len(table) == 1 + len(rows):
+        told = ["", *(t if len(t) <= room else f"{t[: room - 3]}..." for t in code)]
+        table = [f"{x:{wide}}  {t}".rstrip() for x, t in zip(table, told, strict=True)]
+    return [*lines, "\n".join(table)]
 
 
 def _texts(graph: BlockGraph) -> dict[str, str]:

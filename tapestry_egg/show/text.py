@@ -104,8 +104,8 @@ def plan_text(
 
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut. What is
     alike but for numbers in its name is told once, with a count, and operations that compilers run
-    inside others are left out, but for `everything`. No line is longer than 120 columns. `seen` is
-    the plan gone through, where that is at hand.
+    inside others are left out, but for `everything`. Lines are as wide as the terminal, or 80
+    columns. `seen` is the plan gone through, where that is at hand.
     """
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {plan.gap_shown}" if plan.bound else "-"
@@ -142,9 +142,7 @@ def plan_text(
         told_once(operations, everything),
         *([f"  and {left_out} that run inside these, or move nothing"] if left_out else []),
         "collectives",
-        told_once(
-            _collective_rows(plan, names), everything, right=(0, 3, 4, 5), header=True, first=0
-        ),
+        told_once(_collective_rows(plan, names), everything, right=(0, 3), header=True, first=0),
         *_update_lines(plan),
     ]
     if plan.steps:
@@ -292,12 +290,13 @@ def _kind_rows(plan: Plan) -> list[list[str]]:
 
 def _collective_rows(plan: Plan, names: Mapping[str, str]) -> list[list[str]]:
     """What is sent, one by one; those of one number behind their kind are one collective."""
-    rows = [["#", "kind", "axes", "group", "times", "sent", "at", "of", "for"]]
+    times = any(one.count != 1 for one in plan.collectives)
+    rows = [["#", "kind", "axes", *["times"][:times], "sent", "at", "of", "for"]]
     for k, one in enumerate(plan.collectives):
         sent = BYTES.format(one.wire_bytes * one.count)
         told = (near(one.source, names), one.value, one.reader)
         kind = f"{one.kind} &{one.merged}" if one.merged else one.kind
-        row = [kind, ",".join(one.axes), str(one.group), str(one.count), sent, *told]
+        row = [kind, ",".join(one.axes), *[str(one.count)][:times], sent, *told]
         rows.append([str(k), *row])
     return rows if plan.collectives else [["none"]]
 

@@ -106,6 +106,10 @@ def check_devices(mesh: object, where: str = "mesh") -> None:
     wrong = [x for x in found if not hasattr(x, "platform")]
     if wrong or not found:
         what = "it holds no devices" if not found else f"{wrong[0]!r:.60} is no device"
+        if isinstance(mesh, tuple | list) and all(isinstance(x, int) for x in found[:4] or [""]):
+            sizes = tuple(found)
+            what = "a mesh needs devices and names for its axes"
+            hint = f"Give jax.make_mesh({sizes}, {tuple('xyzw'[: len(sizes)])})."
         raise TargetError(what, where=where, hint=hint)
 
 

@@ -186,10 +186,14 @@ def contract_of(mesh: Any) -> MeshContract:
     if isinstance(mesh, MeshShape):
         return MeshContract(mesh.names, mesh.sizes)
     if not hasattr(mesh, "axis_names"):
+        sizes = tuple(mesh) if isinstance(mesh, tuple | list) else ()
+        if not (0 < len(sizes) <= 3 and all(isinstance(n, int) for n in sizes)):
+            sizes = (2, 4)
+        named = f"te.MeshShape({tuple('xyz'[: len(sizes)])}, {sizes})"
         raise TargetError(
-            f"expected a mesh, given {mesh!r:.60}",
+            f"a mesh needs names for its axes; given {mesh!r:.60}",
             where="mesh",
-            hint="Give a jax.sharding.Mesh, or te.MeshShape(('x', 'y'), (2, 4)).",
+            hint=f"Give {named}, or a jax.sharding.Mesh.",
         )
     shape = dict(mesh.shape)
     return MeshContract(tuple(map(str, shape)), tuple(int(n) for n in shape.values()))

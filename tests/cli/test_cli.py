@@ -150,7 +150,8 @@ def test_explain_tells_layouts_and_collectives(work: Path, run: Run) -> None:
     assert run("explain", front) == 0
     for word in ("time per step", "inputs", "[0]['a']", "operations", "collectives"):
         assert word in run.out
-    assert run("explain", front, "--json") == 0
+    assert max(map(len, run.out.split("\n"))) <= 80
+    assert run("explain", front, "p0", "--json") == 0
     assert {"bound", "collectives", "inputs", "outputs"} <= json.loads(run.out).keys()
 
 
@@ -235,7 +236,7 @@ def test_overlap_is_another_question(work: Path, run: Run, tmp_path: Path) -> No
     assert run(*asked, "--overlap") == 0 and "as before" not in run.out
     from tapestry_egg.files.files import load
 
-    assert any("beside" in note for note in load(tmp_path / "mlp.front.json").notes)  # type: ignore[union-attr]
+    assert any(note.kind == "overlap" for note in load(tmp_path / "mlp.front.json").notes)  # type: ignore[union-attr]
 
 
 def test_the_version_is_told(run: Run) -> None:
@@ -342,6 +343,7 @@ def test_a_plan_asked_for_in_vain(work: Path, run: Run) -> None:
     front = work / "out" / "mlp.front.json"
     assert run("explain", front, "--plan", "best-of-all") == 1
     assert "no plan 'best-of-all'" in run.err and "It has " in run.err
+    assert run("explain", front, "p0", "--plan", "p1") == 2
     assert run("explain", front, "--limit", "peak_bytes=1 B") == 1
     assert "least found" in run.err
     assert run("explain", work / "mlp.json") == 1

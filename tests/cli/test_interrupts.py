@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.parallel.executors import INTERRUPTED
+from tapestry_egg.extract.front.notes import INTERRUPTED
 
 #: A program of which a first front is there early, and much is left to do.
 PROGRAM = """

@@ -97,7 +97,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "one rule book": (lambda: optimized(rules="mine.yaml"), r"rules=\['mine.yaml'\]"),
     "a number for a mesh": (lambda: te.jit(double, mesh=8), r"jax.devices\(\)"),
     "a target for a mesh": (lambda: te.jit(double, mesh="h100:8"), "target='h100:8'"),
-    "sizes for a mesh": (lambda: te.jit(double, mesh=(2, 4)), "2 is no device"),
+    "sizes for a mesh": (lambda: te.jit(double, mesh=(2, 4)), r"jax.make_mesh\(\(2, 4\), "),
+    "sizes for a mesh to optimize for": (
+        lambda: optimized(mesh=(2,)),
+        r"te.MeshShape\(\('x',\), \(2,\)\)",
+    ),
+    "a target in upper case": (lambda: te.optimize(graph(), "H100:8"), "Did you mean 'h100:8'"),
+    "a target with its memory": (
+        lambda: te.optimize(graph(), "a100-80gb:2x8"),
+        "Did you mean 'a100:2x8'",
+    ),
+    "a target without a colon": (lambda: te.optimize(graph(), "h100-8"), "Did you mean 'h100'"),
     "no devices": (lambda: te.jit(double, mesh=[]), "no devices"),
     "an abstract mesh": (
         lambda: te.jit(double, mesh=AbstractMesh((8,), ("x",))),

@@ -16,6 +16,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import ground_of
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.inner_copies import InnerCopies
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.rules.language.book import load_books
@@ -146,7 +147,7 @@ def test_of_two_sums_in_a_kernel_the_one_is_combined_that_saves_more(
     )
     moved = [(c.kind, c.wire_bytes * c.count) for c in found[0].collectives]
     assert moved == [("reduce_scatter", ROWS * ROWS * 4 * 7 / 8)] * 3
-    assert any(n.startswith("8 values inside kernels, together with others") for n in found.notes)
+    assert note("kernel-collectives", 8) in found.notes
 
 
 @pytest.mark.slow

@@ -19,7 +19,8 @@ from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.archive import Archive, Cut
 from tapestry_egg.extract.engine.race import Effort, race
-from tapestry_egg.extract.front.merge import PLACES, NetworkResult, bounded_plan
+from tapestry_egg.extract.front.merge import NetworkResult, bounded_plan
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -197,7 +198,8 @@ def test_a_front_tells_of_plans_that_hold_more_for_places_than_was_known() -> No
     settings = te.Settings(work=0.1, forms=0, recompute=0)
 
     def told(target: str, fn: Callable[..., Any], *args: Any) -> bool:
-        return PLACES in te.optimize(te.trace(fn, *args), target, settings=settings).notes
+        found = te.optimize(te.trace(fn, *args), target, settings=settings)
+        return note("results-memory") in found.notes
 
     program, shapes = products(CROWDED)
     arguments = [jax.ShapeDtypeStruct(s, "f4") for s in shapes]

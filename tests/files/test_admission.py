@@ -447,7 +447,7 @@ def test_fronts_hold_no_form_that_is_not_read_again(tmp_path: Path) -> None:
     front = optimize(program, "h100:8", mesh_shapes=[MeshShape(("x",), (8,))], settings=quick)
     save(front, tmp_path / "products.front.json")
     assert len(load(tmp_path / "products.front.json").plans) == len(front.plans)
-    assert any("form" in note for note in front.notes)
+    assert any("form" in note.kind for note in front.notes)
 
 
 @pytest.mark.slow

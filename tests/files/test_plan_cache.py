@@ -17,11 +17,11 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.files import fingerprint, plan_cache
 from tapestry_egg.files.plan_cache import PLACE, SIZE, PlanCache, chosen_cache, plan_key
 from tapestry_egg.files.plan_message import packed, unpacked
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.pipeline import pipeline
 from tapestry_egg.pipeline.jit.plan_once import plan_once
 from tapestry_egg.pipeline.settings import Settings

@@ -132,7 +132,7 @@ def test_a_function_of_nothing() -> None:
     assert te.jit(lambda: {}, settings=QUICK)() == {}
     front = te.optimize(te.trace(lambda: ()), "h100:8", settings=QUICK)
     assert [p.costs.seconds for p in front] == [0.0]
-    assert not any("-" in note for note in front.notes)
+    assert not any("-" in note.text for note in front.notes)
 
 
 class Model:

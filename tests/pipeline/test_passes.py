@@ -12,8 +12,8 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import GraphError
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.parallel.executors import INTERRUPTED
 from tapestry_egg.pipeline import pipeline
 from tapestry_egg.pipeline.pipeline import PASSES, Pass, run_passes
 from tapestry_egg.pipeline.question import read_question

@@ -13,6 +13,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import PlanError
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.files.admission import admit
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
@@ -118,9 +119,8 @@ def test_what_computes_values_twice_and_is_not_split_is_told(front: te.Front) ->
     """Here two programs do; one of them is split, where no more are asked for."""
     settings = replace(QUICK, work=0.05, recompute=2)
     more = te.optimize(PROGRAM, TARGET, limits=LIMITS, mesh_shapes=SHAPES, settings=settings)
-    told = [[n for n in f.notes if n.endswith("in micro-batches")] for f in (front, more)]
-    one = "1 more form that computes values twice was not searched in micro-batches"
-    assert told == [[one], []]
+    told = [[n for n in f.notes if n.kind == "batch-forms"] for f in (front, more)]
+    assert told == [[note("batch-forms")], []]
 
 
 def test_those_of_another_program_are_refused(front: te.Front) -> None:

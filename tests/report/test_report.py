@@ -22,10 +22,11 @@ from models import mlp
 from tapestry_egg import report
 from tapestry_egg.cli.app import main
 from tapestry_egg.cli.searches import summary as summary_line
-from tapestry_egg.columns import columns, percent
+from tapestry_egg.columns import WIDEST, columns, lines_of, percent
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.legality import tensor_blocks
 from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.front.notes import INTERRUPTED, note
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline.batch import Outcome
@@ -116,11 +117,12 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
 
 
 def test_what_was_not_searched_stands_below_a_heading_of_its_own(tmp_path: Path) -> None:
-    notes = ("interrupted after 3 s", "2 mesh shapes were not searched")
+    notes = (INTERRUPTED, note("mesh-axes", 2, axes=2))
     text = write_report(replace(made(), notes=notes), tmp_path / "out.html").read_text("utf-8")
-    assert "<p>interrupted after 3 s</p>" in text
+    assert f"<p>{INTERRUPTED}</p>" in text
     heading, items = text.split('<h2 id="not-searched">')[1].split("</h2>", 1)
-    assert heading == "Not searched" and items.startswith("<ul><li>2 mesh shapes")
+    assert heading == "Not searched" and items.startswith("<ul><li>2 mesh shapes of")
+    assert "--max-axes" in items
     assert 'id="not-searched"' not in write_report(made(), tmp_path / "o.html").read_text("utf-8")
 
 
@@ -194,7 +196,8 @@ def test_the_page_runs_and_shows_every_plan(trained: Front, tmp_path: Path) -> N
     assert shown["numbers"] == []
     assert shown["ticks"] == [n << 20 for n in (32, 48, 64, 96)]  # of bytes: binary marks
     for plan, words in zip(trained, shown["shown"], strict=True):
-        assert plan.explain() in words
+        with lines_of(WIDEST):
+            assert plan.explain() in words
         assert all(c.kind in words for c in plan.collectives)
     assert len(set(shown["walked"])) == len(trained) + 1, "arrow keys reach every plan"
     compiled = ["Planned against compiled" in words for words in shown["shown"]]
@@ -359,7 +362,7 @@ def test_a_plan_says_layouts_cuts_and_collectives() -> None:
     text = plan_text(cut, everything=True)
     assert "x  f32[4, 8]  [x, .]" in text
     assert "neg  toy.py:3:7  0/x" in text
-    assert "all_gather  x         2      3  1.5 KiB  toy.py:3  %1  output" in text
+    assert "all_gather  x         3  1.5 KiB  toy.py:3  %1  output" in text
     assert "proven bound            -\n" in text
     assert "neg  toy.py:3:7  whole" in plan_text(whole, everything=True)
     assert "gap 0.00%" in plan_text(whole)

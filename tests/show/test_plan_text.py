@@ -1,4 +1,4 @@
-"""What `explain` says: everything when asked, and else equal layers once, within 120 columns."""
+"""What `explain` says: everything when asked, and else equal layers once, within 80 columns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.columns import columns, told_once
+from tapestry_egg.columns import WIDEST, columns, lines_of, told_once
 from tapestry_egg.quantities import BYTES, TIME
 
 LAYERS = 4
@@ -50,7 +50,8 @@ def test_equal_layers_are_told_once(plan: te.Plan) -> None:
 
 
 def test_everything_is_told_when_asked(plan: te.Plan) -> None:
-    text = plan.explain(everything=True)
+    with lines_of(WIDEST):
+        text = plan.explain(everything=True)
     assert len(section(text, "inputs")) == LAYERS + 1
     assert len(section(text, "operations")) == len(plan.graph.operations)
     assert len(section(text, "collectives")) == len(plan.collectives) + 1
@@ -88,7 +89,7 @@ def test_no_line_is_wider_than_a_terminal(plan: te.Plan) -> None:
     long = replace(plan, rules=("a-rule-" * 40,), steps=())
     for everything in (False, True):
         lines = long.explain(everything).split("\n")
-        assert max(map(len, lines)) <= 120
+        assert max(map(len, lines)) <= 80
         # Nothing is cut off: what is longer goes on below.
         assert "a-rule-" * 40 in "".join(line.strip() for line in lines)
 
@@ -100,7 +101,7 @@ def test_layouts_and_numbers_of_a_table_are_whole_and_words_go_on_below() -> Non
     rows = [head, ["[0]['w']", layout, "12", " ".join(words)], ["x" * 60, "[.]", "7", "short"]]
     text = columns(rows, "  ", right=[2])
     lines = text.split("\n")
-    assert max(map(len, lines)) <= 120 and len(lines) > 3
+    assert max(map(len, lines)) <= 80 and len(lines) > 3
     assert layout in lines[1] and " 12  word0" in lines[1]
     assert [w for w in text.split() if w.startswith("word")] == words
     at = lines[0].index("why")
@@ -114,5 +115,7 @@ def test_the_first_line_under_the_name_is_an_experts(plan: te.Plan) -> None:
 
 
 def test_tables_call_files_by_the_end_of_their_paths(plan: te.Plan) -> None:
-    for text in (str(plan.peak()), str(plan.costs_by("line"))):
+    with lines_of(WIDEST):
+        texts = str(plan.peak()), str(plan.costs_by("line"))
+    for text in texts:
         assert "test_plan_text.py:" in text and "/test_plan_text.py" not in text

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.files.plan_cache import PlanCache, chosen_cache, plain_options, plan_key
-from tapestry_egg.parallel.executors import INTERRUPTED
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import ExtractError, TargetError
+from tapestry_egg.extract.front.notes import note
 from tapestry_egg.machine.devices import memory_limit, network_shape
 from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.target import Target, load_target
@@ -82,9 +83,6 @@ class Request:
     on_progress: Progress | None = None
 
 
-# Begins the note of a front whose plans move the arguments.
-_MOVED = "no plan leaves the arguments"
-
 #: Peaks below this share of a limit are not in danger: no model is as wrong as that.
 DANGER = 0.5
 
@@ -156,9 +154,9 @@ def _once(
         devices=devices_of(place(request)),
         cache=request.cache,
     )
-    for note in front.notes:
-        if note.startswith(_MOVED):
-            warnings.warn(note, stacklevel=4)
+    for each in front.notes:
+        if each.kind == "moved":
+            warnings.warn(str(each), stacklevel=4)
     return front
 
 
@@ -189,10 +187,7 @@ def _freely(program: Program, request: Request, plan: Callable[[Request], Front]
         if not request.committed or request.arguments == "free":
             raise
         free = plan(_moving(request))
-        words = (
-            f"{_MOVED} of {program.name} where they lie ({e.what}): they are moved at every call"
-        )
-        return replace(free, notes=(*free.notes, words))
+        return replace(free, notes=(*free.notes, note("moved", name=program.name, why=e.what)))
 
 
 def _moving(request: Request) -> Request:
@@ -241,8 +236,7 @@ def _optimized(
         on_progress=request.on_progress,
     )
     if len(shapes) > 1:
-        words = f"only the mesh {shapes[0]} as it is named was searched, none that divides its axes"
-        front = replace(front, notes=(*front.notes, words))
+        front = replace(front, notes=(*front.notes, note("named-mesh", mesh=str(shapes[0]))))
     return front
 
 
@@ -255,7 +249,7 @@ def compile_best(front: Front, request: Request) -> CompiledPlan:
     """That plan on the request's devices."""
     from .footprint import compile_within
 
-    moves = any(note.startswith(_MOVED) for note in front.notes)
+    moves = any(each.kind == "moved" for each in front.notes)
     if moves:
         request = _moving(request)
     limit = front.limits(request.limits).get("peak_bytes")
