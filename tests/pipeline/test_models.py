@@ -188,6 +188,29 @@ def test_gpt2_learns_and_donates() -> None:
     assert losses[-1] < losses[0]
 
 
+def test_gpt2_is_pretrained_with_narrow_products_and_wide_parameters() -> None:
+    config = gpt2.config("tiny")
+    params, opt_state, batch = gpt2.arguments(config, optimizer=gpt2.PRETRAINING)
+    products = {
+        eqn.invars[0].aval.dtype.name
+        for eqn in jax.make_jaxpr(gpt2.pretrain)(params, opt_state, batch).eqns
+        if eqn.primitive.name == "dot_general"
+    }
+    assert products == {"bfloat16"}
+    new, state, value = quick(gpt2.pretrain)(params, opt_state, batch)
+    assert shapes((new, state)) == shapes((params, opt_state))
+    assert float(value) == pytest.approx(float(quick(gpt2.loss)(params, batch)), rel=1e-2)
+    # The learning rate begins at nothing; with the second step all parameters move.
+    assert not moved(params, new).any()
+    assert moved(new, quick(gpt2.pretrain)(new, state, batch)[0]).all()
+
+
+def moved(before: Any, after: Any) -> np.ndarray:
+    """Of every leaf, whether it changed."""
+    leaves = zip(jax.tree.leaves(before), jax.tree.leaves(after), strict=True)
+    return np.array([not np.array_equal(a, b) for a, b in leaves])
+
+
 def test_gpt2_small_has_the_published_size() -> None:
     params, _, _ = gpt2.abstract(gpt2.config("gpt2_small", vocabulary=50257))
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == 124_439_808
