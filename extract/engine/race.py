@@ -107,7 +107,8 @@ class Race:
         if quick and not all(s.small for s in self.searches):
             return
         if not quick and (1 in self.effort.wanted or self.limits is not None):
-            self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].leanest)
+            found = self._satisfied  # else more work than was asked for is done
+            self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].leanest, found)
         if not quick and 2 in self.effort.wanted:
             self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].frugal)
         while not self._over():
@@ -148,12 +149,17 @@ class Race:
         return min((c.seconds for s in same for c in s.archive.candidates), default=0.0), network
 
     def _ends(
-        self, pool: ThreadPoolExecutor, networks: Sequence[int], end: Callable[[int], Call]
+        self,
+        pool: ThreadPoolExecutor,
+        networks: Sequence[int],
+        end: Callable[[int], Call],
+        found: Callable[[], bool] | None = None,
     ) -> None:
         """Look for the same end of the front in networks, some side by side, while there is work
-        left."""
+        left or nothing is `found`: no plan, where nothing else is said."""
+        found = found or self._any
         left = [k for k in networks if k not in self.begun or self.searches[k].archive.candidates]
-        while left and (not self._over() or not self._any()):
+        while left and (not self._over() or not found()):
             some: dict[int, int] = {}
             for k in left:
                 if len(some) < _TOGETHER:

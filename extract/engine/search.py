@@ -306,6 +306,8 @@ class Search:
 
     def leanest(self) -> None:
         """Find a plan of a small peak, and prove that no peak is much smaller."""
+        if not self.archive.candidates:
+            self.fastest()
         fast = min(self.archive.candidates, key=lambda c: c.costs)
         if not fast.peak or not fast.seconds:
             return

@@ -42,12 +42,13 @@ def test_bounds_of_merged_plans_are_proven(tmp_path: Path) -> None:
     again = load(tmp_path / "step.front.json")
     assert isinstance(again, te.Front)
     assert [p.is_proven for p in again] == [p.is_proven for p in front]
-    assert [p.is_proven for p in front.merge(again)] == [p.is_proven for p in front]
+    # What is less may be of the other front's, which does not know of merging.
+    assert [p.is_proven for p in front.merge(again)] == [not p.body.merged for p in front]
     for plan in front:
         open_ = plan is front.plans[0]
         assert plan.is_proven != open_
         assert lines[plan.name].split()[-1] == f"{'~' if open_ else ''}{plan.gap:.2%}"
-        said = next(x for x in plan_text(plan).splitlines() if "gap" in x)
+        said = " ".join(plan_text(plan).split())
         assert ("proven bound" in said, "no proof" in said) == (not open_, open_)
 
 
