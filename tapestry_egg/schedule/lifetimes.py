@@ -424,7 +424,7 @@ class _Lives:
         if root.port:
             return {root.inputs[0]} if root.port == "carry" and v == root.outputs[-1] else set()
         loop = root.signature.fusion == "loop"
-        begun = {root.inputs[p] for p in root.signature.initial}
+        begun = {root.inputs[p] for p in root.signature.written_over}
         read = self.fusion.aligned[u] - self.fusion.aliased if loop else begun
         like = types[v].shape, types[v].dtype
         return {w for w in read if (types[w].shape, types[w].dtype) == like}
