@@ -250,7 +250,7 @@ class Lives:
         elif root.signature.fusion == "loop":
             read = set(self._fused.aligned[u] - self._fused.aliased)
         else:
-            read = {root.inputs[p] for p in root.signature.initial}
+            read = {root.inputs[p] for p in root.signature.written_over}
         types = self.program.types
         same = (types[v].shape, types[v].dtype)
         stored = read & self.maker.keys()

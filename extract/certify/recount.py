@@ -415,9 +415,7 @@ class Walk:
         """The tick from which a value is no longer in memory as it was made: it leaves as a copy,
         and nothing else needs it."""
         x = self.ground.left.get(v)
-        if x is None or self.needed[self.schedule.units[x.unit].root, 0] == self.given[x.read]:
-            return None
-        return x.until
+        return x.until if x and x.copied(self.given, self.needed) else None
 
     def readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""

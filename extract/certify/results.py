@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.graph.ids import FlatId, InstanceId
+from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.flatten import Instance
 from tapestry_egg.schedule.lying import LEAST_PLACE
@@ -89,12 +90,21 @@ def _ticks(x: Buffer) -> int:
 @dataclass(frozen=True, slots=True)
 class Leaving:
     """Output `unit` reads value `read`, which is `source` or a view of it, and nothing else needs
-    that from tick `until` on: it is gone then where the output takes a copy."""
+    that from tick `until` on: it is gone then where the output takes a copy, or one of the views
+    on the way. `path` has the reads from the output to the source: units, operands of their
+    members, and values."""
 
     unit: int
     read: int
     source: int
     until: int
+    path: tuple[tuple[int, tuple[InstanceId, int], FlatId], ...]
+
+    def copied(
+        self, given: Mapping[int, Layout], needed: Mapping[tuple[int, int], Layout]
+    ) -> bool:
+        """Whether a plan that gives values, and needs operands, in such layouts copies it."""
+        return any(given[v] != needed[operand] for _, operand, v in self.path)
 
 
 def leaving(lives: Lives) -> tuple[Leaving, ...]:
@@ -103,13 +113,14 @@ def leaving(lives: Lives) -> tuple[Leaving, ...]:
     for u, unit in enumerate(lives.schedule.units):
         if _root(lives, u).port != "output":
             continue
-        ((*_, read),) = unit.reads
-        source = read
+        ((i, p, read),) = unit.reads
+        source, path = read, [(u, (i, p), read)]
         while _is_view(lives, maker := lives.maker[source]):
-            source = next(v for *_, v in lives.schedule.units[maker].reads)
+            i, p, source = next(iter(lives.schedule.units[maker].reads))
+            path.append((maker, (i, p), source))
         until = _until(lives, u, source)
         if until < lives.end:
-            found.append(Leaving(u, read, source, until))
+            found.append(Leaving(u, read, source, until, tuple(path)))
     return tuple(found)
 
 

@@ -221,9 +221,7 @@ class Peaks:
     def _left(self, v: FlatId, lives: Lives) -> int | None:
         """As `Walk.held` has it, in another order."""
         walk, known = self.walk, self.walk.ground.left.get(v)
-        if known is None:
-            return None
-        if walk.needed[walk.schedule.units[known.unit].root, 0] == walk.given[known.read]:
+        if known is None or not known.copied(walk.given, walk.needed):
             return None
         return next((x.until for x in lives.leaving.values() if x.source == v), None)
 

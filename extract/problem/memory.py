@@ -352,9 +352,10 @@ class Memory:
             array(2 * reader + 1, self.times, "taken")
             if fresh and count.above:
                 array(0, 2 * reader + 1, "place of taken")
-        if reader in self.lives.leaving:  # it leaves as a copy
-            source, until = self.lives.leaving[reader]
-            if source == v or self.choices.target.tiles is None:
+        if (reader, v) in self.lives.leaving:  # it leaves as a copy
+            source, until = self.lives.leaving[reader, v]
+            port = self.program.instances[self.schedule.units[reader].root].port
+            if (source == v and port) or self.choices.target.tiles is None:
                 array(until, self.times, "left")
                 if count.above:  # what it was made as is an array and no result
                     begin = self._span(source)[0]

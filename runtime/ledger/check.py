@@ -10,7 +10,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.quantities import BYTES
 
 from .equations import Program, Region, all_sent, jaxprs
-from .memory import Fused, held
+from .memory import Fused, held, is_opaque
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.layout import Layout
@@ -153,7 +153,7 @@ def _check_peak(plan: Plan, program: Program, region: Region, donated: Sequence[
             raise _refusal(plan, f"{BYTES.format(least)} in memory at least", BYTES.format(said))
     # Tiles pad arrays: what they hold is not counted.
     padded = machine is not None and machine.tiles is not None
-    if not padded and said > (1 + BAND) * usual + WORKSPACE:
+    if not padded and said > (1 + BAND) * usual + WORKSPACE and not is_opaque(program, region):
         most = max(usual, counted(library, "none"))
         if said > (1 + BAND) * most + WORKSPACE:
             raise _refusal(plan, f"{BYTES.format(most)} in memory at most", BYTES.format(said))

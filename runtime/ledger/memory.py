@@ -9,7 +9,8 @@ it, unless
 
 Arguments are in memory from first to last. A result takes the place of a donated argument of its
 type once that is read no more; any other result has a place from the first step on, in which
-smaller arrays are put before. A kernel that works element by element, an all-reduce, an update and
+smaller arrays are put before. A result that is an argument or another result, or a view of one, is
+a copy, unless it is the donated argument whose place it has. A kernel that works element by element, an all-reduce, an update and
 a loop write over an operand that nothing reads later.
 """
 
@@ -18,9 +19,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
-from .equations import Program, Region, Step
+from .equations import REGIONS, Program, Region, Step
 
 #: How much of what may be computed by its readers is computed by them.
 Fused = Literal["all", "some", "none"]
@@ -45,7 +47,7 @@ _WHOLE = _PRODUCTS | frozenset(
 _UPDATES = frozenset(
     "dynamic_update_slice scatter scatter-add scatter-mul scatter-min scatter-max".split()
 )
-_IN_PLACE = _UPDATES | {"scan", "while", "cond", "psum", "pmax", "pmin"}
+_IN_PLACE = _UPDATES | {"psum", "pmax", "pmin"}
 
 
 @dataclass(slots=True)
@@ -71,20 +73,40 @@ def held(
     Products whose results have `library` bytes or more are a library's: it reads arrays, and
     leaves its workspace beside the result, over which nothing is written. Others compute what they
     read that is made element by element of one array. If `all` is fused, nothing is stored because
-    several kernels read it, and branches compute what they read, as compilers may; if `none` is,
-    every value is stored.
+    several kernels read it, and branches and products with a vector compute what they read, as
+    compilers may; if `none` is, every value has an array of its own, which shares no place, and so
+    has what such a product sums.
     """
     own = _Held(program, region, library, fused)
     places: dict[object, list[int]] = defaultdict(list)
     for v, gone in zip(region.inputs, donated, strict=True):
         if gone:
             places[program.types[v]].append(v)
+    left = set(region.inputs)
     for v in region.outputs:
-        if v >= 0 and places[program.types[v]]:
-            own.renew(v, places[program.types[v]].pop(0))
+        if v < 0:
+            continue
+        old = places[program.types[v]].pop(0) if places[program.types[v]] else None
+        if own.root[v] in left:
+            own.copy(v, old)
+        elif old is not None:
+            own.renew(v, old)
+        left.add(own.root[v])
     if reserves:
-        own.reserve()
+        own.reserve(alone=fused == "none")
     return sum(program.bytes[v] for v in region.inputs) + own.most()
+
+
+def is_opaque(program: Program, region: Region) -> bool:
+    """Whether a region has a kernel of which it is not known what it holds beside its results."""
+    own = _Held(program, region, 0, "none")
+    return any(
+        any(is_opaque(program, inner) for inner in step.inner)
+        if step.inner
+        else not (step.sent or step.name in _WHOLE or own._computes_operands(step))
+        for step in region.steps
+        if not _hands_on(step)
+    )
 
 
 class _Held:
@@ -136,8 +158,8 @@ class _Held:
         """Whether a step's kernel can compute what the step reads."""
         reduces = step.name.startswith("reduce_") and not step.sent
         named = step.name in _UPDATES | _VIEWS | {"argmax", "argmin", "cumsum"}
-        branches = self.mode == "all" and step.name == "cond"
-        return reduces or named or branches or self._is_fused(step)
+        may = self.mode == "all" and (step.name == "cond" or self._summed_by_vector(step) > 0)
+        return reduces or named or may or self._is_fused(step)
 
     def _read_whole(self) -> set[int]:
         """What some step reads as an array."""
@@ -203,16 +225,20 @@ class _Held:
                     self.arrays[v] = Array(self.program.bytes[v], t, end)
             if self._writes_over(step):
                 self._write_over(step, t)
-            if beside := self._unordered(step):
+            stored = self._summed_by_vector(step) if self.mode == "none" else 0
+            if beside := self._unordered(step) + stored:
                 self.arrays[-1 - t] = Array(beside, t, t + 1)
 
     def _writes_over(self, step: Step) -> bool:
-        return step.name in _IN_PLACE or self._is_fused(step)
+        carries = step.name in REGIONS
+        if self.mode == "none":
+            return carries
+        return carries or step.name in _IN_PLACE or self._is_fused(step)
 
     def _write_over(self, step: Step, t: int) -> None:
         """Put results of a step where an operand was that it reads last."""
         over = [w for v in self._reads(step) for w in self._made_of(v)]
-        if step.name not in _IN_PLACE:
+        if step.name not in _IN_PLACE and step.name not in REGIONS:
             over = [w for w in over if w not in self.products]
         for v in step.makes:
             for old in (self.arrays[w] for w in over if w in self.arrays and w != v):
@@ -228,6 +254,21 @@ class _Held:
             return 0
         return sum(self.program.bytes[v] for v in step.makes)
 
+    def _summed_by_vector(self, step: Step) -> int:
+        """Bytes of what a product with a vector sums: compilers multiply elements there, and add
+        them up. 0 for what is no such product."""
+        if step.name != "dot_general":
+            return 0
+        types = [self.program.types[v] if v >= 0 else ((), "") for v in step.reads]
+        contracted, batch = step.params["dimension_numbers"]
+        sizes = [
+            [prod(shape[d] for d in dims) for dims in (own, together)]
+            for (shape, _), own, together in zip(types, contracted, batch, strict=True)
+        ]
+        if all(prod(shape) > prod(size) for (shape, _), size in zip(types, sizes, strict=True)):
+            return 0
+        return sizes[0][0] * sum(self.program.bytes[v] for v in step.makes)
+
     # Results
 
     def renew(self, v: int, old: int) -> None:
@@ -238,9 +279,20 @@ class _Held:
             over = last == one.begin and self._writes_over(self.region.steps[last])
             one.end = max(one.begin, last + (not over))
 
-    def reserve(self) -> None:
-        """Give results that are there in the end places from the first step on, and put into these
-        what is no larger: from the largest array on each takes the smallest place that is free."""
+    def copy(self, v: int, old: int | None) -> None:
+        """Result v is in memory as something else already: it is an array of its own, or one beside
+        input `old` whose place it has in the end, if it is not that as it was."""
+        if v == old or (old is not None and self.mode == "all"):
+            return
+        key = -1 - self.end - len(self.arrays)
+        self.arrays[key] = Array(self.program.bytes[v], self.end, self.end + 1)
+        if old is None:
+            self.results.add(key)
+
+    def reserve(self, alone: bool = False) -> None:
+        """Give results that are there in the end places from the first step on, and, unless they
+        are `alone` there, put into these what is no larger: from the largest array on each takes
+        the smallest place that is free."""
         places = []
         for one in (self.arrays[v] for v in self.results if v in self.arrays):
             if one.end > self.end:
@@ -249,7 +301,7 @@ class _Held:
         places.sort(key=lambda place: place[0].bytes)
         results = {id(one) for one, _ in places}
         for v, one in sorted(self.arrays.items(), key=lambda item: -item[1].bytes):
-            for place, taken in places if id(one) not in results else ():
+            for place, taken in () if alone or id(one) in results else places:
                 free = all(one.end <= a or one.begin >= b for a, b in taken)
                 if free and place.bytes >= one.bytes:
                     taken.append((one.begin, one.end))

@@ -71,6 +71,7 @@ def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | Non
 
     def find() -> Fusion:
         found = _Fusing(schedule, epilogues, costs)
+        found.views()
         found.loops()
         if epilogues:
             found.products()
@@ -100,6 +101,7 @@ class _Fusing:
         ]
         self.multiplying = frozenset(self.multiply)
         self.once = stored_once(self.program)
+        self.by_products = read_by_products(schedule, epilogues, self.library_bytes)
         self.estimates: dict[int, KernelEstimate] = {}
 
     @property
@@ -130,37 +132,46 @@ class _Fusing:
             if self._kind(maker[v]) == "loop" and self._is_too_much(u, v)
         )
 
+    def views(self) -> None:
+        """Views, into their readers, where all of these can take them in: before anything else, so
+        that what makes the viewed value meets those readers themselves. Of others the value is
+        stored."""
+        for u in reversed(range(len(self.units))):
+            if is_view(self.program, self.units[u]):
+                self._try_to_take_in(u)
+
     def loops(self) -> None:
         """What goes element by element, into its readers."""
-        size, products_of, inside = (
-            self.program.sizes,
-            *read_by_products(self.schedule, self.epilogues, self.library_bytes),
-        )
         for u, unit in enumerate(self.units):
-            if len(unit.outputs) != 1 or self._kind(u) not in ("loop", "view"):
-                continue
-            (v,) = unit.outputs
-            using = self.readers[v]
-            if not using or any(self.units[r].body != unit.body for r in using) or v in self.once:
-                continue
-            taking = products_of.get(v, set())
-            others = using - taking
-            if (taking and self._kind(u) == "loop" and u not in inside) or any(
-                self._kind(r) not in ("loop", "view", "reduce") for r in others
-            ):
-                continue
-            if self._kind(u) == "loop" and any(v in self.moves[r] for r in using):
-                continue
-            apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
-            again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
-            if again > apart or self._is_stored_for_products(u):
-                continue
-            if self.costs is not None and any(
-                self._adds_columns(r) and self._is_too_much(r, v) for r in others
-            ):
-                continue
-            if self.costs is None or self._is_cheap_again(u, others, self.costs):
-                self._take_in(u, using)
+            if not is_view(self.program, unit) and self._kind(u) in ("loop", "view"):
+                self._try_to_take_in(u)
+
+    def _try_to_take_in(self, u: int) -> None:
+        """A unit that makes one value into all of its readers, where they can and it is cheap."""
+        size, unit, (products_of, inside) = self.program.sizes, self.units[u], self.by_products
+        if len(unit.outputs) != 1:
+            return
+        (v,) = unit.outputs
+        using = self.readers[v]
+        if not using or any(self.units[r].body != unit.body for r in using) or v in self.once:
+            return
+        taking = products_of.get(v, set())
+        others = using - taking
+        loop = self._kind(u) == "loop"
+        if loop and ((taking and u not in inside) or any(v in self.moves[r] for r in using)):
+            return
+        if not all(self._computes(r) for r in others):
+            return
+        apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
+        again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
+        if again > apart or self._is_stored_for_products(u):
+            return
+        if self.costs is not None and any(
+            self._adds_columns(r) and self._is_too_much(r, v) for r in others
+        ):
+            return
+        if self.costs is None or self._is_cheap_again(u, others, self.costs):
+            self._take_in(u, using)
 
     def products(self) -> None:
         """Products, into what is made of them at once."""
@@ -244,8 +255,7 @@ class _Fusing:
         """A unit into all of its readers."""
         (v,) = self.units[u].outputs
         self.within[u] = True
-        for r in using:
-            self.estimates.pop(r, None)
+        self._forget(v)
         product = u in self.multiplying
         for r in using:
             self.turns[r] |= self.turns[u] and not product
@@ -256,6 +266,20 @@ class _Fusing:
             self.moves[r] |= self.operands[u] if v in self.moves[r] else self.moves[u]
         for w in self.operands[u]:
             self.readers[w] = (self.readers[w] - {u}) | using
+
+    def _computes(self, u: int) -> bool:
+        """Whether a unit can compute what it reads: a view that is stored only names it."""
+        kind = self._kind(u)
+        return kind in ("loop", "reduce") or (
+            kind == "view" and not is_view(self.program, self.units[u])
+        )
+
+    def _forget(self, v: FlatId) -> None:
+        """Estimate anew what a value is computed in, by way of what is inside that."""
+        for r in self.schedule.readers[v]:
+            known = self.estimates.pop(r, None)
+            if self.within[r] and known is not None:
+                self._forget(self.units[r].outputs[0])
 
     def _kind(self, u: int) -> str:
         root = self.program.instances[self.units[u].root]

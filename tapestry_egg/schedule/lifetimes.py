@@ -51,9 +51,10 @@ class Lifetimes:
     that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
     of its own: an alias, a constant, a view, what is computed where it is read, as all that a unit
     makes that is `within` its readers. Outputs that are `copied`, unit and value, take an array of
-    their own from their tick on. What leaves by an output, and by no other, may do so as a copy:
-    `leaving[u]` is the value that it is, or is a view of, and the tick from which that is no longer
-    in memory then."""
+    their own from their tick on. What leaves by an output, and by no other, may do so as a copy, of it or
+    of a view of it: `leaving[u, v]` is, for the output and for each of these views, what the value
+    v that unit u reads is a view of, if not that itself, and the tick from which the array that v
+    is in is no longer in memory if u reads a copy of it."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
@@ -62,7 +63,7 @@ class Lifetimes:
     free: tuple[bool, ...]
     within: tuple[bool, ...]
     copied: frozenset[tuple[int, int]]
-    leaving: dict[int, tuple[FlatId, int]]
+    leaving: dict[tuple[int, FlatId], tuple[FlatId, int]]
     times: int
 
 
@@ -289,9 +290,9 @@ class _Lives:
                 order = order if moved is None else tuple(moved[d] for d in order)
             v = unit.reads[0][2]
 
-    def _leaving(self) -> dict[int, tuple[FlatId, int]]:
-        """Outputs, by units, whose value is in memory to the end for them alone."""
-        found: dict[int, tuple[FlatId, int]] = {}
+    def _leaving(self) -> dict[tuple[int, FlatId], tuple[FlatId, int]]:
+        """Outputs whose value is in memory to the end for them alone, and the views on the way."""
+        found: dict[tuple[int, FlatId], tuple[FlatId, int]] = {}
         for u, unit in enumerate(self.schedule.units):
             if self.program.instances[unit.root].port != "output":
                 continue
@@ -303,7 +304,11 @@ class _Lives:
                 continue
             until = max([self.reads_at[u, v] + 1, *(t + 2 for t in others)])
             if until < self.end:
-                found[u] = source, until
+                found[u, v] = source, until
+                while v != source:
+                    by = self.schedule.producer[v]
+                    v = self.schedule.units[by].reads[0][2]
+                    found[by, v] = source, until
         return found
 
     def _read_beside(self, v: FlatId, leaves: int) -> list[int] | None:
@@ -419,7 +424,7 @@ class _Lives:
         if root.port:
             return {root.inputs[0]} if root.port == "carry" and v == root.outputs[-1] else set()
         loop = root.signature.fusion == "loop"
-        begun = {root.inputs[p] for p in root.signature.initial}
+        begun = {root.inputs[p] for p in root.signature.written_over}
         read = self.fusion.aligned[u] - self.fusion.aliased if loop else begun
         like = types[v].shape, types[v].dtype
         return {w for w in read if (types[w].shape, types[w].dtype) == like}

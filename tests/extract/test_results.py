@@ -139,8 +139,10 @@ def test_what_leaves_as_a_copy_is_in_memory_until_that_is_made() -> None:
         schedule = scheduled(function, X)
         lives = Lives(schedule, schedule.program.body_of)
         found = lifetimes(schedule).leaving
-        assert found == {x.unit: (x.source, x.until) for x in lives.leaving.values()}
-        assert len(found) == count
+        assert found == {
+            (u, v): (x.source, x.until) for x in lives.leaving.values() for u, _, v in x.path
+        }
+        assert len({x.source for x in lives.leaving.values()}) == count
         for source, until in found.values():
             runs = [
                 2 * r + 2

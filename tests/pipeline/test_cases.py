@@ -89,6 +89,7 @@ def test_case_20_a_norm_over_a_dim_that_is_cut() -> None:
     rows = 65536
     best = planned(normalised, [S((rows, 1024), jnp.float32)], "h100:8", pins).best()
     assert sent(best) == {"all_reduce": [4 * rows] * 2}
+    assert best.costs.peak_bytes >= 2 * 4 * rows * 1024 / 8  # the argument and the result
     run_all(normalised, [S((24, 64), jnp.float32)], pins)
 
 

@@ -36,7 +36,7 @@ from tapestry_egg.runtime.arguments import donated_arguments
 from tapestry_egg.runtime.emitted import audit, emitted
 from tapestry_egg.runtime.ledger.check import check
 from tapestry_egg.runtime.ledger.equations import Program, Region, Sent, all_sent
-from tapestry_egg.runtime.ledger.memory import held
+from tapestry_egg.runtime.ledger.memory import held, is_opaque
 from tapestry_egg.runtime.lower import regions
 from tapestry_egg.schedule import lifetimes
 from tapestry_egg.schedule.of_plans import plan_schedule
@@ -157,6 +157,34 @@ def test_a_result_takes_the_place_of_a_donated_argument() -> None:
     assert peak(lambda x: (x @ x) * 2.0, square, donated=1) == 2 * BLOCK
     # Read again later, the argument keeps its place.
     assert peak(lambda w, x: (w - x, w @ x), square, square, donated=1) == 4 * BLOCK
+
+
+def test_a_result_that_is_there_already_is_copied() -> None:
+    square = (N, N)
+    assert peak(lambda x: x, square) == peak(lambda x: x.T, square) == 2 * BLOCK
+    assert peak(lambda x: (x + 1.0,) * 2, square) == 3 * BLOCK
+    assert peak(lambda x: x, square, donated=1) == BLOCK
+    assert peak(lambda x: x.T, square, donated=1) == 2 * BLOCK
+    program, region = read(lambda x: x.T, square)
+    assert held(program, region, [True], fused="all") == BLOCK
+
+
+def test_compilers_may_store_what_a_product_with_a_vector_sums_and_need_not() -> None:
+    def fn(x: jax.Array, v: jax.Array) -> jax.Array:
+        return (v * 2.0) @ jnp.exp(x)
+
+    program, region = read(fn, (N, N), (N,))
+    vector = 4 * N
+    assert held(program, region, [False] * 2, fused="all") == BLOCK + 2 * vector
+    assert held(program, region, [False] * 2, fused="none") == 3 * BLOCK + 3 * vector
+
+
+def test_kernels_that_hide_what_they_hold_are_noticed_in_loops_too() -> None:
+    def rounds(x: jax.Array) -> jax.Array:
+        return lax.scan(lambda c, _: (lax.linalg.lu(c)[0], None), x, None, length=2)[0]
+
+    assert is_opaque(*read(rounds, (N, N)))
+    assert not is_opaque(*read(lambda x: jnp.sort(jnp.exp(x) @ x.T, axis=0).sum(), (N, N)))
 
 
 def test_results_have_places_from_the_first_step_on() -> None:

@@ -352,6 +352,13 @@ class OperationSignature:
         return 0 if self.input_types[0].shape == self.output_types[0].shape else None
 
     @property
+    def written_over(self) -> tuple[int, ...]:
+        """The operands in whose place the result may be: what a reduction starts from, and what it
+        is written into."""
+        into = self.written_into
+        return self.initial if into is None or into in self.initial else (*self.initial, into)
+
+    @property
     def into_rows(self) -> bool:
         """Whether it writes or adds to rows of something, as that is written, and multiplies
         nothing."""
