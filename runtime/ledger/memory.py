@@ -83,10 +83,10 @@ def held(
         if gone:
             places[program.types[v]].append(v)
     left = set(region.inputs)
-    for v in region.outputs:
-        if v < 0:
-            continue
-        old = places[program.types[v]].pop(0) if places[program.types[v]] else None
+    kept = [v for v in region.outputs if v >= 0]
+    taken = [places[program.types[v]].pop(0) if places[program.types[v]] else None for v in kept]
+    own.moved = {v for v, old in zip(kept, taken, strict=True) if old not in (None, v)}
+    for v, old in zip(kept, taken, strict=True):
         if own.root[v] in left:
             own.copy(v, old)
         elif old is not None:
@@ -124,6 +124,7 @@ class _Held:
         self.fused -= self._read_by_many() if mode == "some" else set()
         self.of: dict[int, frozenset[int]] = {}  # value -> the arrays that it is computed of
         self.last: dict[int, int] = {}  # array -> the step that reads it last
+        self.moved: set[int] = set()  # results with the place of another input
         self.arrays: dict[int, Array] = {}
         self._find_arrays()
 
@@ -214,6 +215,7 @@ class _Held:
             self.of.update((v, made_of if fused else frozenset((v,))) for v in step.makes)
             if not fused:
                 self.last.update(dict.fromkeys(made_of, t))
+        self.read = dict(self.last)  # inside the region
         for v in self.results:
             self.last.update(dict.fromkeys(self._made_of(v), self.end))
         for t, step in steps:
@@ -275,7 +277,9 @@ class _Held:
         """Result v is put in the place of input `old` once nothing reads that."""
         one = self.arrays.get(self.root[v])
         if one is not None:
-            last = self.last.get(old, -1)
+            # What is a result itself may be put in its place as soon as that is free.
+            early = self.mode == "all" and old in self.moved
+            last = (self.read if early else self.last).get(old, -1)
             over = last == one.begin and self._writes_over(self.region.steps[last])
             one.end = max(one.begin, last + (not over))
 
