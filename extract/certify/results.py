@@ -100,9 +100,7 @@ class Leaving:
     until: int
     path: tuple[tuple[int, tuple[InstanceId, int], FlatId], ...]
 
-    def copied(
-        self, given: Mapping[int, Layout], needed: Mapping[tuple[int, int], Layout]
-    ) -> bool:
+    def copied(self, given: Mapping[int, Layout], needed: Mapping[tuple[int, int], Layout]) -> bool:
         """Whether a plan that gives values, and needs operands, in such layouts copies it."""
         return any(given[v] != needed[operand] for _, operand, v in self.path)
 

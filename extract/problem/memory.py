@@ -352,8 +352,8 @@ class Memory:
             array(2 * reader + 1, self.times, "taken")
             if fresh and count.above:
                 array(0, 2 * reader + 1, "place of taken")
-        if (reader, v) in self.lives.leaving:  # it leaves as a copy
-            source, until = self.lives.leaving[reader, v]
+        if leaves := self.lives.leaving.get((reader, FlatId(v))):  # it leaves as a copy
+            source, until = leaves
             port = self.program.instances[self.schedule.units[reader].root].port
             if (source == v and port) or self.choices.target.tiles is None:
                 array(until, self.times, "left")

@@ -10,6 +10,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.quantities import BYTES
 
 from .equations import Program, Region, all_sent, jaxprs
+from .least import held_at_least
 from .memory import Fused, held, is_opaque
 
 if TYPE_CHECKING:
@@ -148,7 +149,7 @@ def _check_peak(plan: Plan, program: Program, region: Region, donated: Sequence[
 
     usual = counted(library, "some")
     if said < (1 - BAND) * usual - SMALL:
-        least = min(usual, counted(float("inf"), "all"))
+        least = min(usual, held_at_least(program, region, donated))
         if said < (1 - BAND) * least - SMALL:
             raise _refusal(plan, f"{BYTES.format(least)} in memory at least", BYTES.format(said))
     # Tiles pad arrays: what they hold is not counted.

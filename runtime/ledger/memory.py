@@ -10,8 +10,8 @@ it, unless
 Arguments are in memory from first to last. A result takes the place of a donated argument of its
 type once that is read no more; any other result has a place from the first step on, in which
 smaller arrays are put before. A result that is an argument or another result, or a view of one, is
-a copy, unless it is the donated argument whose place it has. A kernel that works element by element, an all-reduce, an update and
-a loop write over an operand that nothing reads later.
+a copy, unless it is the donated argument whose place it has. A kernel that works element by
+element, an all-reduce, an update and a loop write over an operand that nothing reads later.
 """
 
 from __future__ import annotations
@@ -77,16 +77,12 @@ def held(
     compilers may; if `none` is, every value has an array of its own, which shares no place, and so
     has what such a product sums.
     """
-    own = _Held(program, region, library, fused)
-    places: dict[object, list[int]] = defaultdict(list)
-    for v, gone in zip(region.inputs, donated, strict=True):
-        if gone:
-            places[program.types[v]].append(v)
-    left = set(region.inputs)
-    kept = [v for v in region.outputs if v >= 0]
-    taken = [places[program.types[v]].pop(0) if places[program.types[v]] else None for v in kept]
-    own.moved = {v for v, old in zip(kept, taken, strict=True) if old not in (None, v)}
-    for v, old in zip(kept, taken, strict=True):
+    own = Held(program, region, library, fused)
+    places, left = places_of(own, donated), set(region.inputs)
+    for v in region.outputs:
+        if v < 0:
+            continue
+        old = places.get(v)
         if own.root[v] in left:
             own.copy(v, old)
         elif old is not None:
@@ -97,19 +93,30 @@ def held(
     return sum(program.bytes[v] for v in region.inputs) + own.most()
 
 
+def places_of(own: Held, donated: Sequence[bool]) -> dict[int, int]:
+    """Results of a program, and the donated inputs in whose places they are in the end."""
+    region, types = own.region, own.program.types
+    places: dict[object, list[int]] = defaultdict(list)
+    for v, gone in zip(region.inputs, donated, strict=True):
+        if gone:
+            places[types[v]].append(v)
+    results = dict.fromkeys(v for v in region.outputs if v >= 0)
+    return {v: places[types[v]].pop(0) for v in results if places[types[v]]}
+
+
 def is_opaque(program: Program, region: Region) -> bool:
     """Whether a region has a kernel of which it is not known what it holds beside its results."""
-    own = _Held(program, region, 0, "none")
+    own = Held(program, region, 0, "none")
     return any(
         any(is_opaque(program, inner) for inner in step.inner)
         if step.inner
-        else not (step.sent or step.name in _WHOLE or own._computes_operands(step))
+        else not (step.sent or step.name in _WHOLE or own.computes_operands(step))
         for step in region.steps
-        if not _hands_on(step)
+        if not hands_on(step)
     )
 
 
-class _Held:
+class Held:
     """What one region holds beside its inputs."""
 
     def __init__(self, program: Program, region: Region, library: float, mode: Fused) -> None:
@@ -119,12 +126,11 @@ class _Held:
         self.results = {self.root[v] for v in region.outputs if v >= 0}
         self.products = {v for s in region.steps if self._is_library_s(s) for v in s.makes}
         steps = () if mode == "none" else region.steps
-        self.fused = {v for s in steps if self._is_fused(s) for v in s.makes}
+        self.fused = {v for s in steps if self.is_fused(s) for v in s.makes}
         self.fused -= self._read_whole() | self.results
         self.fused -= self._read_by_many() if mode == "some" else set()
         self.of: dict[int, frozenset[int]] = {}  # value -> the arrays that it is computed of
         self.last: dict[int, int] = {}  # array -> the step that reads it last
-        self.moved: set[int] = set()  # results with the place of another input
         self.arrays: dict[int, Array] = {}
         self._find_arrays()
 
@@ -135,16 +141,16 @@ class _Held:
         found = {v: v for v in self.region.inputs}
         for step in self.region.steps:
             for read, made in zip(step.reads, step.makes, strict=False):
-                if _hands_on(step) and read >= 0:
+                if hands_on(step) and read >= 0:
                     found[made] = found.get(read, read)
             for made in step.makes:
                 found.setdefault(made, made)
         return found
 
-    def _reads(self, step: Step) -> Iterable[int]:
+    def reads(self, step: Step) -> Iterable[int]:
         return (self.root.get(v, v) for v in step.reads if v >= 0)
 
-    def _is_fused(self, step: Step) -> bool:
+    def is_fused(self, step: Step) -> bool:
         """Whether the kernels that read what a step makes can compute it themselves."""
         if step.sent or step.inner or step.name in _WHOLE | _UPDATES | {_BARRIER}:
             return False
@@ -155,21 +161,21 @@ class _Held:
         shape = self.program.types[step.makes[0]][0]
         return all(_spreads(self.program.types[v][0], shape) for v in step.reads if v >= 0)
 
-    def _computes_operands(self, step: Step) -> bool:
+    def computes_operands(self, step: Step) -> bool:
         """Whether a step's kernel can compute what the step reads."""
         reduces = step.name.startswith("reduce_") and not step.sent
         named = step.name in _UPDATES | _VIEWS | {"argmax", "argmin", "cumsum"}
         may = self.mode == "all" and (step.name == "cond" or self._summed_by_vector(step) > 0)
-        return reduces or named or may or self._is_fused(step)
+        return reduces or named or may or self.is_fused(step)
 
     def _read_whole(self) -> set[int]:
         """What some step reads as an array."""
-        steps = [s for s in self.region.steps if not self._computes_operands(s)]
-        inside = {s.makes[0] for s in self.region.steps if self._is_fused(s) and self._is_of_one(s)}
+        steps = [s for s in self.region.steps if not self.computes_operands(s)]
+        inside = {s.makes[0] for s in self.region.steps if self.is_fused(s) and self._is_of_one(s)}
         return {
             v
             for step in steps
-            for v in self._reads(step)
+            for v in self.reads(step)
             if v not in inside or step.name not in _PRODUCTS or self._is_library_s(step)
         }
 
@@ -188,16 +194,16 @@ class _Held:
         found: set[int] = set()
         kernels: dict[int, set[int]] = defaultdict(set)
         for t, step in reversed(list(enumerate(self.region.steps))):
-            if _hands_on(step):
+            if hands_on(step):
                 continue
             own: set[int] = set()
             for v in step.makes:
                 again = len(kernels[v]) - 1 if v in self.fused and step.name not in _MOVES else 0
-                read = sum(self.program.bytes[r] for r in self._reads(step))
+                read = sum(self.program.bytes[r] for r in self.reads(step))
                 if again > 0 and again * read > (again + 2) * self.program.bytes[v]:
                     found.add(v)
                 own |= kernels[v] if v in self.fused and v not in found else {t}
-            for v in self._reads(step):
+            for v in self.reads(step):
                 kernels[v] |= own
         return found
 
@@ -208,14 +214,13 @@ class _Held:
         return self.of.get(root, frozenset((root,)))
 
     def _find_arrays(self) -> None:
-        steps = [(t, s) for t, s in enumerate(self.region.steps) if not _hands_on(s)]
+        steps = [(t, s) for t, s in enumerate(self.region.steps) if not hands_on(s)]
         for t, step in steps:
-            made_of = frozenset[int]().union(*(self._made_of(v) for v in self._reads(step)))
+            made_of = frozenset[int]().union(*(self._made_of(v) for v in self.reads(step)))
             fused = all(v in self.fused for v in step.makes)
             self.of.update((v, made_of if fused else frozenset((v,))) for v in step.makes)
             if not fused:
                 self.last.update(dict.fromkeys(made_of, t))
-        self.read = dict(self.last)  # inside the region
         for v in self.results:
             self.last.update(dict.fromkeys(self._made_of(v), self.end))
         for t, step in steps:
@@ -225,21 +230,21 @@ class _Held:
                 if v not in self.fused and self.program.bytes[v]:
                     end = self.last.get(v, t) + 1
                     self.arrays[v] = Array(self.program.bytes[v], t, end)
-            if self._writes_over(step):
+            if self.writes_over(step):
                 self._write_over(step, t)
             stored = self._summed_by_vector(step) if self.mode == "none" else 0
             if beside := self._unordered(step) + stored:
                 self.arrays[-1 - t] = Array(beside, t, t + 1)
 
-    def _writes_over(self, step: Step) -> bool:
+    def writes_over(self, step: Step) -> bool:
         carries = step.name in REGIONS
         if self.mode == "none":
             return carries
-        return carries or step.name in _IN_PLACE or self._is_fused(step)
+        return carries or step.name in _IN_PLACE or self.is_fused(step)
 
     def _write_over(self, step: Step, t: int) -> None:
         """Put results of a step where an operand was that it reads last."""
-        over = [w for v in self._reads(step) for w in self._made_of(v)]
+        over = [w for v in self.reads(step) for w in self._made_of(v)]
         if step.name not in _IN_PLACE and step.name not in REGIONS:
             over = [w for w in over if w not in self.products]
         for v in step.makes:
@@ -277,10 +282,8 @@ class _Held:
         """Result v is put in the place of input `old` once nothing reads that."""
         one = self.arrays.get(self.root[v])
         if one is not None:
-            # What is a result itself may be put in its place as soon as that is free.
-            early = self.mode == "all" and old in self.moved
-            last = (self.read if early else self.last).get(old, -1)
-            over = last == one.begin and self._writes_over(self.region.steps[last])
+            last = self.last.get(old, -1)
+            over = last == one.begin and self.writes_over(self.region.steps[last])
             one.end = max(one.begin, last + (not over))
 
     def copy(self, v: int, old: int | None) -> None:
@@ -314,35 +317,45 @@ class _Held:
 
     def most(self) -> int:
         """The most bytes of arrays at a step, with those inside of it."""
+        return max(self.profile(), default=0)
+
+    def profile(self) -> list[int]:
+        """The bytes of arrays at each step and in the end, with those inside of the step."""
         change = [0] * (self.end + 2)
         for one in self.arrays.values():
             change[one.begin] += one.bytes
             change[one.end] -= one.bytes
-        most = now = 0
+        now, found = 0, []
         for t in range(self.end + 1):
             now += change[t]
             inner = self.region.steps[t].inner if t < self.end else []
             inside = (self._inside(self.region.steps[t], region) for region in inner)
-            most = max(most, now + max(inside, default=0))
-        return most
+            found.append(now + max(inside, default=0))
+        return found
 
     def _inside(self, step: Step, region: Region) -> int:
         """What a round of a loop or a branch holds beside what is around it. Next carries take the
         place of the last ones, results of branches their own outside."""
-        own = _Held(self.program, region, self.library, self.mode)
-        first = step.params["num_consts"] if step.name == "scan" else 0
-        count = step.params["num_carry"] if step.name == "scan" else len(region.outputs)
-        if step.name == "while":
-            first = len(region.inputs) - count
-        for v, old in zip(region.outputs, region.inputs[first : first + count], strict=False):
-            if v >= 0 and step.name != "cond":
-                own.renew(v, old)
+        own = Held(self.program, region, self.library, self.mode)
+        for v, old in self.carried(step, region).items():
+            own.renew(v, old)
         for v in region.outputs if step.name == "cond" else ():
             own.arrays.pop(own.root.get(v, v), None)
         return own.most()
 
+    def carried(self, step: Step, region: Region) -> dict[int, int]:
+        """What a round of a loop leaves as a carry, and the input in whose place that is."""
+        if step.name == "cond":
+            return {}
+        first = step.params["num_consts"] if step.name == "scan" else 0
+        count = step.params["num_carry"] if step.name == "scan" else len(region.outputs)
+        if step.name == "while":
+            first = len(region.inputs) - count
+        carries = zip(region.outputs, region.inputs[first : first + count], strict=False)
+        return {v: old for v, old in carries if v >= 0}
 
-def _hands_on(step: Step) -> bool:
+
+def hands_on(step: Step) -> bool:
     """Whether what a step makes is what it reads."""
     return step.name == _BARRIER or step.name in _VIEWS
 

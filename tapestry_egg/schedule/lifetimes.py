@@ -51,10 +51,10 @@ class Lifetimes:
     that of the last unit that reads v, or such a copy, by way of u. What is `free` takes no memory
     of its own: an alias, a constant, a view, what is computed where it is read, as all that a unit
     makes that is `within` its readers. Outputs that are `copied`, unit and value, take an array of
-    their own from their tick on. What leaves by an output, and by no other, may do so as a copy, of it or
-    of a view of it: `leaving[u, v]` is, for the output and for each of these views, what the value
-    v that unit u reads is a view of, if not that itself, and the tick from which the array that v
-    is in is no longer in memory if u reads a copy of it."""
+    their own from their tick on. What leaves by an output, and by no other, may do so as a copy, of
+    it or of a view of it: `leaving[u, v]` is, for the output and for each of these views, what the
+    value v that unit u reads is a view of, if not that itself, and the tick from which the array
+    that v is in is no longer in memory if u reads a copy of it."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
