@@ -87,7 +87,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     ways = dict.fromkeys(points.cuts(x * points.crossing) for x in _LARGEST)
     cuts = min(ways, key=points.remains)
     promised: dict[Recomputation, float] = {}
-    slight = set[Recomputation]()
+    slight: dict[Recomputation, bool] = {}  # whether it saves anything
     steps: list[set[int]] = [set()]  # units that run again, at rising prices
     for price in _PRICES:
         again = points.units(cuts, price * seconds / points.crossing)
@@ -98,7 +98,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
         took, peak = points.estimate(again)
         # An estimate may be far too high, where the schedule would move, but is not too low.
         if flow.peak * (1.0 - LEAST_SAVED) <= peak <= flow.peak:
-            slight.add(chosen)  # it would be dropped
+            slight[chosen] = peak < flow.peak
         else:
             promised[chosen] = took * peak
     made: dict[Recomputation, Candidate] = {}
@@ -116,7 +116,7 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     between = any(len(low ^ high) > 1 for low, high in pairwise(steps))
     prices = len(_PRICES) if between else 0
     library = sum(u < flow.turn for u in points.kept)
-    return Looked(tuple(front), unmade, alike, prices, len(ways) - 1, library=library)
+    return Looked(tuple(front), unmade, alike + sum(slight.values()), prices, len(ways) - 1, library=library)
 
 
 def _candidate(
