@@ -116,7 +116,9 @@ def candidates(schedule: Schedule, target: Target, most: int | None = None) -> L
     between = any(len(low ^ high) > 1 for low, high in pairwise(steps))
     prices = len(_PRICES) if between else 0
     library = sum(u < flow.turn for u in points.kept)
-    return Looked(tuple(front), unmade, alike + sum(slight.values()), prices, len(ways) - 1, library=library)
+    return Looked(
+        tuple(front), unmade, alike + sum(slight.values()), prices, len(ways) - 1, library=library
+    )
 
 
 def _candidate(

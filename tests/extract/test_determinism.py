@@ -20,7 +20,6 @@ from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.engine.race import Effort, Race, searches_of
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.pipeline.settings import WORK
 from tests.extract.random_problems import ladder
 from tests.rewrite.equal_forms import graph_of, struct, two
 
@@ -167,8 +166,9 @@ def test_rules_that_the_clock_ended_are_told() -> None:
 
 def test_the_limit_of_time_is_far_away_unless_it_is_asked_for() -> None:
     default = Settings()
-    assert default.most_work == WORK and default.most_seconds >= 10 * WORK
+    work = default.most_work(3000)
+    assert default.most_work(30) < work == 4.0 and default.most_seconds(3000) >= 10 * work
     asked = Settings(seconds=5.0)
-    assert asked.most_seconds == 5.0 and asked.most_work == float("inf")
+    assert asked.most_seconds(30) == 5.0 and asked.most_work(30) == float("inf")
     both = Settings(seconds=5.0, work=2.0)
-    assert (both.most_seconds, both.most_work) == (5.0, 2.0)
+    assert (both.most_seconds(30), both.most_work(30)) == (5.0, 2.0)

@@ -261,7 +261,7 @@ def test_what_is_not_read_to_its_end_is_counted(
     assert [len(op.inputs) for op in found] == [operands] * calls
     (first, *_) = forms_with_streams(graph, BOOKS, load_target("h100:1"), Budget(iterations=0))
     assert first.left.softmaxes == ended
-    assert sum("softmax" in note for note in of_forms([first], 1)) == ended
+    assert sum("softmax" in note.text for note in of_forms([first], 1)) == ended
 
 
 def test_forms_that_save_time_do_not_keep_out_one_that_saves_memory(
