@@ -2,7 +2,8 @@
 
 While a step runs, its arrays are in memory, and whatever all later steps need is computed of: a
 compiler may compute element by element, or move elements, as often and as late as it likes, so that
-of the values on the way it holds those that are smallest together (a minimum cut). What cannot be
+of the values that are there by then it holds those that are smallest together (a minimum cut); it
+computes nothing earlier than the program does. What cannot be
 computed again is made by the step that makes it: a product, a collective, a sum, a loop.
 """
 
@@ -47,7 +48,7 @@ def _beside(usual: Held, renewed: Collection[int]) -> int:
         late = {v for s in order if s > t for v in own.reads(region.steps[s])}
         late |= {own.root.get(v, v) for v in region.outputs if v >= 0}
         free = arrays | {own.root.get(v, v) for v in renewed}
-        made = {v for s in order if s <= t for v in region.steps[s].makes}
+        made = {v for s in region.steps[: t + 1] for v in s.makes}
         here = sum(program.bytes[v] for v in arrays)
         most = max(most, here + inside + _cut(own, again, late, made, free))
     return most
@@ -69,7 +70,8 @@ def _cut(own: Held, again: dict[int, Step], late: set[int], made: set[int], free
         if v in number:
             continue
         k = number[v] = len(number)
-        size = 0 if v in free else own.program.bytes[v] // _UNIT
+        early = v in again and v not in made
+        size = endless if early else 0 if v in free else own.program.bytes[v] // _UNIT
         edges.append((2 + 2 * k, 3 + 2 * k, min(size, endless)))
         if v in again:
             left += own.reads(again[v])
