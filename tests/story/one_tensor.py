@@ -23,9 +23,30 @@ PAGE = Path(__file__).parents[2] / "docs" / "architecture.md"
 _BLOCK = re.compile(r"(<!-- story: (\w+) -->\n```text\n)(.*?)(```)", re.S)
 
 
+def example(**words: Any) -> Any:
+    """README's example, traced; `words` are those of `te.trace`."""
+    import jax
+    import jax.numpy as jnp
+
+    import tapestry_egg as te
+
+    def loss(w: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jax.nn.relu(x @ w["up"]) @ w["down"] - y) ** 2)
+
+    def train_step(w: Any, x: Any, y: Any) -> Any:
+        return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x, y))
+
+    f32 = jax.ShapeDtypeStruct((8192, 1024), "float32")
+    w = {
+        "up": jax.ShapeDtypeStruct((1024, 4096), "float32"),
+        "down": jax.ShapeDtypeStruct((4096, 1024), "float32"),
+    }
+    return te.trace(train_step, w, f32, f32, **words)
+
+
 @dataclass(frozen=True)
 class Story:
-    """README's example, its front for eight H100s, and every stage on the way."""
+    """README's example without donated weights, its front for eight H100s, and every stage on the way."""
 
     program: Any
     front: Any
@@ -33,23 +54,9 @@ class Story:
     @staticmethod
     def told() -> Story:
         """Trace and plan the example."""
-        import jax
-        import jax.numpy as jnp
-
         import tapestry_egg as te
 
-        def loss(w: Any, x: Any, y: Any) -> Any:
-            return jnp.mean((jax.nn.relu(x @ w["up"]) @ w["down"] - y) ** 2)
-
-        def train_step(w: Any, x: Any, y: Any) -> Any:
-            return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w, x, y))
-
-        f32 = jax.ShapeDtypeStruct((8192, 1024), "float32")
-        w = {
-            "up": jax.ShapeDtypeStruct((1024, 4096), "float32"),
-            "down": jax.ShapeDtypeStruct((4096, 1024), "float32"),
-        }
-        program = te.trace(train_step, w, f32, f32)
+        program = example()
         front = te.optimize(program, "h100:8", keep_stages=True)
         return Story(program, front)
 

@@ -6,7 +6,8 @@ import re
 
 import pytest
 
-from tests.story.one_tensor import BLOCKS, PAGE, Story, blocks_of
+import tapestry_egg as te
+from tests.story.one_tensor import BLOCKS, PAGE, Story, blocks_of, example
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,9 @@ def test_the_page_says_how_its_blocks_are_printed(story: Story) -> None:
 
 
 @pytest.mark.slow
-def test_readme_shows_the_front_as_it_is_printed(story: Story) -> None:
-    assert f"```text\n{story.front}\n```" in (PAGE.parents[1] / "README.md").read_text("utf-8")
+def test_readme_shows_the_front_as_it_is_printed() -> None:
+    front = te.optimize(example(donate_argnums=0), "h100:8")
+    assert f"```text\n{front}\n```" in (PAGE.parents[1] / "README.md").read_text("utf-8")
 
 
 @pytest.mark.slow
