@@ -28,15 +28,16 @@ if TYPE_CHECKING:
 def audit(plan: Plan) -> None:
     """Check a plan by the ledger, unless this process has done so before.
 
-    A plan of which it is not known what machine it was made for promises nothing, and one with
-    operations that this JAX does not have is no program here. Raises PlanError where the program
-    emitted for that machine is not what the plan promises.
+    A plan of which it is not known what machine it was made for promises nothing. One with
+    operations that this JAX does not have is no program here, nor is one that cannot be emitted
+    without devices. Raises PlanError where the program emitted for that machine is not what the
+    plan promises.
     """
     if plan.origin is None or plan in AUDITED:
         return
     try:
         program = emitted(plan)
-    except GraphError:
+    except (GraphError, ValueError):
         return
     check(plan, program)
     AUDITED.add(plan)

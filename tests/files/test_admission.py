@@ -139,6 +139,10 @@ ASKED: dict[str, dict[str, Any]] = {
         "pins": {"[0]": ("x", None), "[5]": (None, "x")}
         | {f"[{k}]": (None, None) for k in range(1, 5)},
     },
+    "margins": {
+        "mesh_shapes": [MeshShape(("x", "y"), (2, 4))],
+        "pins": {"[0]": (None, "x", None, None), "result": (None, "x", None, None)},
+    },
     "beside": {"settings": Settings(work=1.0, recompute=0, forms=0, overlap=True)},
 }
 

@@ -32,14 +32,14 @@ def test_a_front_tells_what_rules_did_on_the_program_and_on_each_mesh(front: Fro
     subjects = list(dict.fromkeys(tick.subject for tick in front.timeline))
     forms = (len(subjects) - 1) // len(SHAPES)
     assert forms > 1
-    assert subjects == [
+    assert set(subjects) == {
         "algebra",
         *map(str, SHAPES),
         *(f"{shape} form {k}" for k in range(2, forms + 1) for shape in SHAPES),
-    ]
+    }
     by_rule = {rule for tick in front.timeline for rule in tick.matches}
     assert {"sum-of-contractions-rhs", "all-gather"} <= by_rule
-    for subject in subjects[1:]:
+    for subject in set(subjects) - {"algebra"}:
         rows = [tick.rows for tick in front.timeline if tick.subject == subject]
         assert rows == sorted(rows) and rows[-1] > rows[0]
 

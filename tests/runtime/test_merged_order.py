@@ -111,6 +111,11 @@ def twice_read(layers: int) -> Any:
     return step
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="a late copy may be tied to a value that nothing reads after it: XLA may make one of it "
+    "and the first copy, and hold it in between",
+)
 @pytest.mark.slow
 def test_what_is_gathered_again_with_others_waits_for_what_is_read() -> None:
     """Of a barrier nothing is left but what something reads: two such copies would be one."""

@@ -46,7 +46,7 @@ def example(**words: Any) -> Any:
 
 @dataclass(frozen=True)
 class Story:
-    """README's example without donated weights, its front for eight H100s, and every stage on the way."""
+    """README's example without donation, its front for eight H100s, and every stage on the way."""
 
     program: Any
     front: Any
