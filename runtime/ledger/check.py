@@ -126,12 +126,13 @@ def _check_wire(plan: Plan, program: Program, region: Region) -> None:
     found: dict[tuple[str, tuple[str, ...]], int] = {}
     wire = 0.0
     for sent, times in all_sent(region, program.axes):
-        key = sent.kind, sent.axes
+        key = sent.kind, tuple(sorted(sent.axes))  # in whichever order devices are counted
         found[key] = found.get(key, 0) + sent.payload * times
         wire += sent.wire(program.axes) * times
     promised: dict[tuple[str, tuple[str, ...]], int] = {}
     for c in plan.collectives:
-        promised[c.kind, c.axes] = promised.get((c.kind, c.axes), 0) + c.payload_bytes * c.count
+        key = c.kind, tuple(sorted(c.axes))
+        promised[key] = promised.get(key, 0) + c.payload_bytes * c.count
     for kind, axes in sorted({*found, *promised}):
         made, said = found.get((kind, axes), 0), promised.get((kind, axes), 0)
         if made != said:
