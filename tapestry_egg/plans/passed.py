@@ -14,8 +14,10 @@ class Passed:
         self._plans: dict[int, weakref.ref[Plan]] = {}
 
     def add(self, plan: Plan) -> None:
-        number = id(plan)
-        self._plans[number] = weakref.ref(plan, lambda _: self._plans.pop(number, None))
+        # Those that are gone are dropped here: what a weak reference calls would swallow Ctrl-C.
+        for gone in [k for k, known in self._plans.items() if known() is None]:
+            del self._plans[gone]
+        self._plans[id(plan)] = weakref.ref(plan)
 
     def __contains__(self, plan: Plan) -> bool:
         known = self._plans.get(id(plan))

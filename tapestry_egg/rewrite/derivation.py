@@ -312,8 +312,10 @@ def _kernel_text(op: Operation) -> str:
     return text
 
 
-#: Hashes of constants by `id`, as long as they live: forms of one program share large arrays.
+#: Hashes of constants by `id`: forms of one program share large arrays. Those of arrays that are
+#: gone are dropped where there are many: what a weak reference calls would swallow an interruption.
 _CONTENTS: dict[int, tuple[weakref.ref[np.ndarray], str]] = {}
+_MOST_CONTENTS = 4096
 
 
 def _content(array: np.ndarray) -> str:
@@ -321,6 +323,9 @@ def _content(array: np.ndarray) -> str:
     key = id(array)
     known = _CONTENTS.get(key)
     if known is None or known[0]() is not array:
+        if len(_CONTENTS) >= _MOST_CONTENTS:
+            for gone in [k for k, (array_of, _) in _CONTENTS.items() if array_of() is None]:
+                del _CONTENTS[gone]
         data = hashlib.sha256(array.tobytes()).hexdigest()
-        known = _CONTENTS[key] = weakref.ref(array, lambda _: _CONTENTS.pop(key, None)), data
+        known = _CONTENTS[key] = weakref.ref(array), data
     return known[1]
