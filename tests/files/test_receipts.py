@@ -35,6 +35,8 @@ def planned() -> Front:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(receipts.PLACE, str(tmp_path / "receipts"))
+    # Templates that other tests have added to this process are none of these.
+    monkeypatch.setattr(receipts.registry, "_ADDED", [])
     return tmp_path
 
 
