@@ -203,31 +203,44 @@ def _cuts(
     """Ways to merge that save a share worth telling, each with the peak that the plan then has;
     those first that save most. Fewer and fewer of the most that may be merged are tried if that is
     `worth` it as long as the peak stays."""
+    held = float(plan.costs.peak_bytes)
+    ways = {candidates.groups(which, waits) for waits in (True, False) for which in WHICH}
+    few = LEAST * plan.costs.seconds
+    saving = sorted(((x, s) for x, s in ways if s >= few), key=lambda one: (-one[1], one[0]))
+    if not any(worth(Cut(groups, saved, held)) for groups, saved in saving):
+        return []
     peaks = Peaks(candidates)
     found: dict[frozenset[Merged], Cut] = {}
-    for waits in (True, False):
-        for which in WHICH:
-            groups, saved = candidates.groups(which, waits)
-            if frozenset(groups) not in found:
-                found[frozenset(groups)] = Cut(groups, saved, _held(peaks, groups))
+    for groups, saved in saving:
+        better = any(x.saved >= saved and x.peak <= held * _JUST for x in found.values())
+        if not better and worth(Cut(groups, saved, held)):
+            found.setdefault(frozenset(groups), Cut(groups, saved, _held(peaks, groups)))
     most = max(found.values(), key=lambda cut: cut.saved)
-    if most.peak > plan.costs.peak_bytes * _JUST and worth(
-        replace(most, peak=plan.costs.peak_bytes)
-    ):
-        found |= {frozenset(x.groups): x for x in _grown(most.groups, candidates, peaks)}
-    kept = [x for x in found.values() if x.saved >= LEAST * plan.costs.seconds and x.peak < np.inf]
+    if all(x.peak > held * _JUST for x in found.values()):
+        for x in _grown(most, candidates, peaks, lambda saved: worth(Cut((), saved, held))):
+            found.setdefault(frozenset(x.groups), x)
+    kept = [x for x in found.values() if x.saved >= few and x.peak < np.inf]
     return sorted(kept, key=lambda cut: (-cut.saved, cut.peak))
 
 
-def _grown(groups: Sequence[Merged], candidates: Candidates, peaks: Peaks) -> Iterator[Cut]:
-    """Fewer and fewer of some groups: those first without which the peak is the least."""
-    saved = {group: candidates.saved_by(group) for group in groups}
-    some = sorted(groups, key=lambda group: -saved[group])[:_MOST_GROUPS]
+def _grown(
+    most: Cut, candidates: Candidates, peaks: Peaks, worth: Callable[[float], bool]
+) -> Iterator[Cut]:
+    """Fewer and fewer of the groups of a cut: those first without which the peak is the least; as
+    long as the peak is less, and what it saves `worth` it."""
+    saved = {group: candidates.saved_by(group) for group in most.groups}
+    some = sorted(most.groups, key=lambda group: -saved[group])[:_MOST_GROUPS]
     alone = {group: _held(peaks, (group,)) for group in some}
     order = sorted(some, key=lambda group: (alone[group], -saved[group]))
-    for n in range(1, len(order) + (len(some) < len(groups))):
+    for n in range(1, len(order) + (len(some) < len(most.groups))):
         own = tuple(order[:n])
-        yield Cut(own, sum(saved[x] for x in own), _held(peaks, own))
+        total = sum(saved[x] for x in own)
+        if not worth(total):
+            continue
+        peak = alone[own[0]] if n == 1 else _held(peaks, own)
+        if peak >= most.peak:
+            return
+        yield Cut(own, total, peak)
 
 
 def _held(peaks: Peaks, groups: tuple[Merged, ...]) -> float:
