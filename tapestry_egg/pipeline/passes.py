@@ -144,7 +144,6 @@ def find_forms(state: State) -> State:
         q.settings.least_gain,
         slower=q.settings.front,
         room=q.settings.forms if q.settings.front else 0,
-        ways=0,
         shared=True,
         batches=lambda form: _in_micro_batches(form, q),
         limit=_most_bytes(q),

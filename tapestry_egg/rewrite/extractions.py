@@ -8,14 +8,14 @@ the others are counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.rewrite.terms.kernel_names import name_of, said_of
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import Node, Terms, as_written
@@ -54,14 +54,12 @@ def extractions(
     seconds: Sequence[float],
     known: Sequence[BlockGraph] = (),
     operations: int = OPERATIONS,
-    holds: Callable[[Extraction], bool] | None = None,
     most: int = FORMS,
 ) -> Extracted:
     """The programs that differ from the given one, and from those `known`, in more than views.
 
     Those that replace least come first. As many are made as have `operations` together, and `most`
-    in number. Where something else `holds` some, those are not, nor is any that computes what
-    nothing reads.
+    in number; what computes something that nothing reads only where there is room for all.
     """
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
@@ -69,10 +67,12 @@ def extractions(
     seen = {kernels_of(g) for g in (graph, *known)}
     room = min(most, operations // max(1, len(graph.operations)))
     found: list[Extraction] = []
-    more = views = looked = 0
+    spare: list[Extraction] = []
+    count = views = looked = 0
+    complete = False
     for pick in choices(without_twins(terms, catalogue), base, roots):
         if looked > LOOKED_AT:
-            return Extracted(tuple(found), more, views, False)
+            break
         looked += len(graph.operations)
         built = rebuild(graph, terms, catalogue, pick)
         if built is None or not built.rules:
@@ -82,13 +82,14 @@ def extractions(
             views += 1
             continue
         seen.add(key)
-        if holds is not None and holds(Extraction(built, pick)):
-            continue
-        if len(found) < room and (holds is None or not wasteful(built)):
-            found.append(Extraction(built, pick))
-        else:
-            more += 1
-    return Extracted(tuple(found), more, views, True)
+        count += 1
+        own = spare if wasteful(built) else found
+        if len(own) < room:
+            own.append(Extraction(built, pick))
+    else:
+        complete = True
+    made = (*found, *spare)[:room]
+    return Extracted(made, count - len(made), views, complete)
 
 
 def choices(
@@ -192,7 +193,7 @@ def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
     differ in views and in the order of operands alone, as far as equal programs are compared."""
     value: dict[int, bytes] = {v: b"input %d" % k for k, v in enumerate(graph.inputs)}
     for v, array in graph.constants.items():
-        value[v] = name_of(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
+        value[v] = _name(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
     out = set()
     for op in graph.operations:
         types = tuple([graph.values[v] for v in op.inputs])
@@ -202,12 +203,23 @@ def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
         if signature.fusion == "view" and len(operands) == 1:
             value[op.outputs[0]] = operands[0]
             continue
-        said = said_of(op.kernel, signature, [t.dtype for t in made], len(op.regions))
-        own = name_of(said, *sorted(operands))
+        extents = sorted((d.role, d.size) for d in signature.index)
+        kernel = op.kernel, extents, [t.dtype for t in made], len(op.regions)
+        said = repr(kernel).encode()
+        own = _name(said, *sorted(operands))
         for k, v in enumerate(op.outputs):
-            value[v] = own if not k else name_of(own, b"%d" % k)
+            value[v] = own if not k else _name(own, b"%d" % k)
         out.add(own)
     return frozenset(out)
+
+
+def _name(*parts: bytes) -> bytes:
+    """A short name for what some bytes say."""
+    made = blake2b(digest_size=16)
+    for part in parts:
+        made.update(b"%d " % len(part))
+        made.update(part)
+    return made.digest()
 
 
 def wasteful(built: Rebuilt) -> bool:

@@ -9,8 +9,6 @@ from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import RuleStep
 
-from .patches import Patches, Path, Places
-
 #: A form must save this share of the program's seconds on one device. With 0 the fronts of three
 #: models on h100:8 (while_loop, convnet, moe) have the same fastest plans, and took 7 to 40 % more
 #: time of the processor.
@@ -60,7 +58,3 @@ class Form:
     extra: bool = False  # searched for what it may take on a mesh, not for its time on one device
     by_clock: bool = False  # whether time ended an iteration of the rules
     left: Left = Left()
-    # The places of it that can be computed in several ways, all of which are searched together.
-    patches: Patches | None = field(default=None, compare=False)
-    # Those in its regions, while these are made forms of.
-    inner: tuple[tuple[Path, Places], ...] = field(default=(), compare=False)

@@ -3,14 +3,13 @@
 The operations of a graph become terms in the e-graph, the rules of the books' program rulesets run
 on them under a budget, an iteration at a time, and what they want is answered in between. Of what
 the rules hold then, those programs are forms that take least on one device, and as many others as
-there is room for; where they are too many, places of the program can be computed in several ways.
-Regions of loops and branches are graphs of their own.
+there is room for. Regions of loops and branches are graphs of their own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -24,17 +23,15 @@ from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.terms.explore import BUDGET, Explored, explore, is_wide
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
-from tapestry_egg.rewrite.terms.terms import as_written
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 from tapestry_egg.work import Work
 
 from .cheapest import PER_OPERATION, Cheapest, cheapest
 from .derivation import derive, digest
-from .extractions import FORMS, Extracted, Extraction, extractions
+from .extractions import Extracted, Extraction, extractions, without_twins
 from .folded_program import Folded, fold, unfold
 from .form import LEAST_GAIN, Form, Left
-from .patches import Built, LayerPlaces, Patches, Places, find_places
 from .region_forms import with_regions
 
 # Of these numbers no measurement is kept. The front's notes count the forms and regions that they
@@ -42,9 +39,6 @@ from .region_forms import with_regions
 
 #: Forms of one program that are searched for what they save on one device.
 FASTER = 2
-# Where there is no room for so many ways, places that only a form of their own has are not looked
-# for: the network of all its programs takes its share of the work from the others.
-_WAYS = 2
 # What a byte that stands is worth in the form that holds least: so many passes over it. A kernel
 # that keeps no scores takes three to ten passes over them more than those do that store them.
 _PASSES = 100.0
@@ -64,19 +58,15 @@ def forms(
     budget: Budget = BUDGET,
     least_gain: float = LEAST_GAIN,
     room: int = 0,
-    ways: int | None = None,
-    region: int | None = None,
+    inner: bool = False,
     lean: bool = False,
     work: Work | None = None,
     until: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given, and up to two forms of it that take less time on one device, best first;
     with `lean` one that holds less memory there, whatever it takes; then those that the rules hold
-    besides (`extractions`), as many as have `room` operations. Where these are too many to search
-    each on its own, or where the body of a loop has such, they are ways to compute places of the
-    program (`patches`): as many as programs of one change each have `ways` operations (None:
-    `room`), this one among them. So they always are where the graph is a `region` of a program,
-    which has room for so many ways, and where only the best form is wanted.
+    besides (`extractions`), as many as have `room` operations. Of a graph that is the `inner` one
+    of a loop or a branch, and of one whose equal layers are seen as one, there are none of these.
 
     The former save more than the share `least_gain` of the time that the graph as given takes.
     Where rules of several rulesets together make the best form, those that one ruleset makes alone
@@ -88,31 +78,28 @@ def forms(
     rules = [r for b in books for r in b.rules if r.ruleset in PROGRAM_RULESETS]
     if not rules:
         return (Form(graph),)
-    beside = room if ways is None else ways
-    most = _ways_in(max(room, beside), graph.size) if region is None else region
     work = work or Work()
     until = min(until, budget.choice, _LEAST + _EACH * graph.size)
 
     def of_region(body: BlockGraph) -> tuple[Form, ...]:
         half = (work.units + until) / 2.0
         given = books, target, budget
-        return forms(body, *given, room=room, region=most, work=work, until=half)
+        return forms(body, *given, inner=True, work=work, until=half)
 
-    inner = with_regions(graph, target, room, of_region)
-    folded = fold(inner.graph)
-    small = folded.graph if folded else inner.graph
+    best = with_regions(graph, target, of_region)
+    folded = fold(best.graph)
+    small = folded.graph if folded else best.graph
     explored = explore(small, rules, budget)
-    held = _Held(graph, rules, target, budget, inner, folded, explored, work, until)
+    held = _Held(graph, rules, target, budget, best, folded, explored, work, until)
     held.took(explored.asked * _ANSWER)
-    faster = _faster(held, least_gain, FASTER if region is None else 1)
+    faster = _faster(held, least_gain, 1 if inner else FASTER)
     if not faster.seconds:  # nothing computes, so nothing can be saved
         return (faster.given,)
-    if not room or folded:
-        found = _of_layers(held, faster, beside if room else 0, unseen=room > 0)
-    elif region is not None:
-        found = _of_region(held, faster, region)
+    if inner or folded or not room:
+        unseen = held.has_choices if inner else room > 0
+        found = (_told(faster.given, unseen=unseen or faster.given.left.unseen), *faster.forms)
     else:
-        found = _of_program(held, faster, room, beside)
+        found = _with_others(held, faster, room)
     # Of all kernels those that keep no scores alone may take longer and store less.
     blocks = any(a.signature.blocks is not None for a in held.explored.catalogue)
     if not lean or not blocks:
@@ -122,7 +109,7 @@ def forms(
     n = 1 + len(faster.forms)
     leanest = _leanest(held, faster, found[:n])
     same = {digest(f.graph) for f in leanest}
-    others = [f for f in found[n:] if f.patches or not same or digest(f.graph) not in same]
+    others = [f for f in found[n:] if digest(f.graph) not in same]
     return (*found[:n], *leanest, *others)
 
 
@@ -211,43 +198,19 @@ class _Held:
         self.prices()
         return _is_proven(self.graph, form, self.rules)
 
-    def places(self, most: int) -> Places:
-        """The places of the program that can be computed in several ways, as far as is proven, and
-        of these the first ones."""
-        terms, catalogue = self.explored.terms, self.explored.catalogue
-        most = 0 if self.is_late else most
-        return find_places(self.graph, terms, catalogue, self.seconds, self.is_proven, most)
+    @property
+    def has_choices(self) -> bool:
+        """Whether the rules hold more than one way to compute some value."""
+        own = without_twins(self.explored.terms, self.explored.catalogue)
+        return any(len(nodes) > 1 for nodes in own)
 
-    def extracted(
-        self, known: Sequence[Form], room: int, held: Callable[[Extraction], bool] | None = None
-    ) -> Extracted:
-        """Programs that the rules hold beside those that are known, and those that are `held`."""
+    def extracted(self, known: Sequence[Form], room: int) -> Extracted:
+        """Programs that the rules hold beside those that are known."""
         if self.is_late:
             return Extracted((), 0, 0, False)
         graphs = [self.small, *(f.graph for f in known)]
         terms, catalogue = self.explored.terms, self.explored.catalogue
-        return extractions(self.small, terms, catalogue, self.seconds, graphs, room, held)
-
-    def merged(self) -> Form | None:
-        """The program with one value in the place of all that rules say are equal to it, the first
-        that is made, each computed as it is written; None where there are no such, or where a file
-        would not be read that says so."""
-        graph, terms = self.graph, self.explored.terms
-        catalogue: Sequence[Applied] = self.explored.catalogue
-        pick: Sequence[int] = as_written(terms, self.seconds)
-        if self.folded:
-            terms, catalogue, pick = unfold(graph, self.folded, terms, catalogue, pick)
-        first = rebuild(graph, terms, catalogue, pick)
-        if first is None or first.graph.operations == graph.operations:
-            return None
-        left = len(graph.operations) - len(first.graph.operations)
-        now = digest(first.graph)
-        step = RuleStep(
-            first.rules, f"{left} operations", "equal values that were there before", now
-        )
-        steps = (step,) if first.rules and now != digest(graph) else ()
-        form = Form(first.graph, first.rules, True, steps, extra=True)
-        return form if self.follows(form) else None
+        return extractions(self.small, terms, catalogue, self.seconds, graphs, room)
 
 
 @dataclass(frozen=True)
@@ -343,162 +306,23 @@ def _told(given: Form, **changes: Any) -> Form:
     return replace(given, left=replace(given.left, **changes))
 
 
-def _of_layers(held: _Held, faster: _Faster, room: int, unseen: bool) -> tuple[Form, ...]:
-    """The forms of a program whose equal layers are folded, or one of which only those are wanted
-    that take less on one device: others are `unseen` where they are wanted, too."""
-    graph, folded, merged = held.graph, held.folded, None
-    patches = Patches(graph, held.inner.inner).within(room)
-    if folded and room >= (1 + _WAYS) * len(held.small.operations) and not held.inner.inner:
-        patches, merged = _places_of_layers(held, folded, room)
-    left = faster.given.left.forms + patches.left
-    told = _told(faster.given, forms=left, unseen=unseen)
-    if patches and merged is None:
-        return (replace(told, patches=patches), *faster.forms)
-    extra = [replace(merged, patches=patches)] if patches and merged else []
-    return (told, *faster.forms, *extra)
-
-
-def _of_region(held: _Held, faster: _Faster, most: int) -> tuple[Form, ...]:
-    """The forms of a region: all other than those that take less are ways to compute its places,
-    of which there may be `most`."""
-    mine, left = held.places(most), held.inner.left
-    told = _told(faster.given, unseen=not mine.complete)
-    if mine.complete:
-        told = _told(told, forms=left.forms, slight=left.slight)
-    return (
-        replace(told, patches=Patches(held.graph, (((), mine), *held.inner.inner))),
-        *faster.forms,
-    )
-
-
-def _of_program(held: _Held, faster: _Faster, room: int, beside: int) -> tuple[Form, ...]:
-    """The forms of a program, those that take less and as many others as have `room` operations,
-    each on its own or, where they are too many for that, as ways of places where they differ."""
-    size, none = max(1, held.graph.size), Extracted((), 0, 0, False)
-    # Where none fits, it would be for their number alone that forms were listed.
-    made = held.extracted(faster.forms, room) if room >= size else none
-    if not held.inner.inner and made.complete and not made.more:
-        return _each(held, faster, made, Patches(held.graph), None, True)
-    mine = held.places(_ways_in(beside, size))
-    patches, merged = Patches(held.graph, (((), mine), *held.inner.inner)), None
-    if not len(patches) and beside >= (1 + _WAYS) * size:
-        merged = held.merged()
-    if merged is not None:
-        patches = _places_of_merged(held, merged, beside)
-    few = patches.programs(min(FORMS, room // size - 1))
-    if held.inner.inner and few is not None and patches.parts[0][1].complete:
-        return _few(held, faster, made, patches, few)
-    patches = patches.within(beside)
-    if room < size:
-        whole = merged is None and mine.complete and not mine.views
-        return _each(held, faster, replace(none, views=mine.views), patches, merged, whole)
-    made = held.extracted(faster.forms, room, None if merged else patches.parts[0][1].holds)
-    return _each(held, faster, made, patches, merged, made.complete)
-
-
-def _ways_in(room: int, size: int) -> int:
-    """How many ways of places there is room for: programs of so many operations, and the one as
-    given."""
-    return max(0, room // max(1, size) - 1)
-
-
-def _few(
-    held: _Held, faster: _Faster, made: Extracted, patches: Patches, built: Sequence[Built]
-) -> tuple[Form, ...]:
-    """All programs that the places make, each a form of its own."""
-    known = {digest(f.graph) for f in faster.forms}
-    saturated, left = faster.given.saturated, held.inner.left
-    each = [Form(b.graph, b.rules, saturated, b.steps, extra=True) for b in built]
-    offered = [f for f in each if digest(f.graph) not in known]
-    extra = [f for f in offered if held.follows(f)]
-    told = _told(
-        faster.given,
-        forms=left.forms + patches.left + len(offered) - len(extra),
-        slight=left.slight,
-        views=made.views,
-        unseen=left.unseen,
-    )
-    return (told, *faster.forms, *extra)
-
-
-def _each(
-    held: _Held,
-    faster: _Faster,
-    made: Extracted,
-    patches: Patches,
-    merged: Form | None,
-    whole: bool,
-) -> tuple[Form, ...]:
-    """The programs that were extracted as forms, beside places, if there are any: of the program as
-    given, or of that with equal values `merged`. `whole` says whether all forms were looked at."""
+def _with_others(held: _Held, faster: _Faster, room: int) -> tuple[Form, ...]:
+    """The programs that take less, and as many others as have `room` operations."""
+    fits = room >= max(1, held.graph.size)
+    made = held.extracted(faster.forms, room) if fits else Extracted((), 0, 0, False)
     given, left = faster.given, held.inner.left
     offered = [_extra(held, e, given.saturated) for e in made.found]
     extra = [f for f in offered if held.follows(f)]
-    if merged is not None and patches:
-        extra = [f for f in extra if digest(f.graph) != digest(merged.graph)]
-        extra.append(replace(merged, patches=patches, saturated=given.saturated))
     # Where all forms were looked at, these are among them.
-    beside = sum(part.left for path, part in patches.parts if path or not made.complete)
     told = _told(
         given,
-        forms=left.forms + made.more + len(offered) - len(extra) + beside,
+        forms=left.forms + made.more + len(offered) - len(extra),
         slight=left.slight,
-        untried=left.untried if whole else given.left.untried,
+        untried=left.untried if made.complete else given.left.untried,
         views=made.views,
-        unseen=not whole or left.unseen,
+        unseen=not made.complete or left.unseen,
     )
-    if patches and merged is None:
-        told = replace(told, patches=patches)
     return (told, *faster.forms, *extra)
-
-
-def _places_of_merged(held: _Held, merged: Form, room: int) -> Patches:
-    """The places of a program whose equal values are merged."""
-    graph, rules = held.graph, held.rules
-    explored = explore(merged.graph, rules, held.budget)
-    seconds = [least_seconds(a.signature, held.target) for a in explored.catalogue]
-
-    def proven(built: Rebuilt) -> bool:
-        names = tuple(sorted({*merged.rules, *built.rules}))
-        return _is_proven(graph, Form(built.graph, names), rules)
-
-    most = _ways_in(room, merged.graph.size)
-    mine = find_places(merged.graph, explored.terms, explored.catalogue, seconds, proven, most)
-    return Patches(merged.graph, (((), mine),))
-
-
-def _places_of_layers(held: _Held, folded: Folded, room: int) -> tuple[Patches, Form | None]:
-    """The places of a program whose equal layers are folded, and the form that has them where that
-    is not the program as given, but the one with equal values merged."""
-    graph, rules, explored = held.graph, held.rules, held.explored
-    merged = held.merged()
-    base = graph if merged is None else merged.graph
-    if merged is not None:
-        again = fold(base)
-        if again is None:  # it has become too short for that
-            some = room >= (1 + _WAYS) * base.size
-            patches = _places_of_merged(held, merged, room) if some else Patches(base)
-            return patches.within(room), merged
-        folded, explored = again, explore(again.graph, rules, held.budget)
-    small = folded.graph
-
-    def proven(built: Rebuilt) -> bool:
-        return _is_proven(small, Form(built.graph, built.rules), rules)
-
-    seconds = [least_seconds(a.signature, held.target) for a in explored.catalogue]
-    most = _ways_in(room, len(small.operations))
-    found = find_places(small, explored.terms, explored.catalogue, seconds, proven, most)
-    patches = Patches(base, (((), LayerPlaces.of(found, base, folded)),), len(small.operations))
-    names = merged.rules if merged else ()
-
-    def makes(ways: Sequence[int]) -> bool:
-        built = patches.built(ways)
-        return built is not None and _is_proven(
-            graph, Form(built.graph, tuple(sorted({*names, *built.rules}))), rules
-        )
-
-    patches = patches.within(room)
-    return patches.only(makes), merged
 
 
 def _extra(held: _Held, found: Extraction, saturated: bool) -> Form:

@@ -55,7 +55,6 @@ def forms_with_streams(
     least_gain: float = LEAST_GAIN,
     slower: bool = True,
     room: int = 0,
-    ways: int | None = None,
     batches: Callable[[Form], Batched] | None = None,
     shared: bool = False,
     limit: float = math.inf,
@@ -63,15 +62,15 @@ def forms_with_streams(
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
     with fused attention where that is faster. Behind these, if `slower` ones are wanted, those that
     only hold less memory: that with fused attention, and that in blocks of rows; then as many
-    others as have `room` operations (places: `ways`), and those that `batches` makes of the
+    others as have `room` operations, and those that `batches` makes of the
     program, with its attention fused where that is faster; then, with `shared`, those whose dims
     the target's devices can share; and one that gathers less at a time where devices, which may
     hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
-        return forms(graph, books, target, budget, least_gain, room, ways, lean=slower)
+        return forms(graph, books, target, budget, least_gain, room, lean=slower)
     streamed, ended = streams_of(graph)
     found, base = _with_streams(
-        graph, streamed, books, target, budget, least_gain, slower, room, ways, limit
+        graph, streamed, books, target, budget, least_gain, slower, room, limit
     )
     made = batches(base) if batches else Batched()
     every = _undominated(found, made.forms, target)
@@ -102,7 +101,6 @@ def _with_streams(
     least_gain: float,
     slower: bool,
     room: int,
-    ways: int | None,
     limit: float,
 ) -> tuple[tuple[Form, ...], Form]:
     """The forms of a graph and of the same with streams, and the one that is split further: as
@@ -110,7 +108,7 @@ def _with_streams(
     extra: list[Form] = []
 
     def find(of: BlockGraph) -> tuple[Form, ...]:
-        found = forms(of, books, target, budget, least_gain, room, ways, lean=slower)
+        found = forms(of, books, target, budget, least_gain, room, lean=slower)
         extra[:] = [f for f in found if f.extra]
         return tuple([f for f in found if not f.extra])
 
@@ -135,19 +133,16 @@ def _with_streams(
             found = (*found, replace(fused, saturated=found[0].saturated, slower=True))
         return (*found, *_lean(found, fused, target, limit), *extra), fused
     found = find(streamed)
-    given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
+    given = replace(found[0], graph=graph, rules=(), steps=())
     made = [
         replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in found[1:]
     ]
     extra[:] = [
         replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in extra
     ]
-    places = found[0].patches
-    fused = replace(fused, saturated=given.saturated, patches=places)
+    fused = replace(fused, saturated=given.saturated)
     faster, leaner = ([f for f in made if f.slower is slow] for slow in (False, True))
     every = (given, *(faster or [fused]), *leaner)
-    if places is not None and faster:  # in the program with fused attention, beside what rules find
-        extra.append(replace(fused, extra=True))
     return (*every, *(_lean(every, fused, target, limit) if slower else ()), *extra), fused
 
 

@@ -13,7 +13,6 @@ from tapestry_egg.schedule.one_device import region_shares
 
 from .derivation import digest
 from .form import LEAST_GAIN, Form, Left
-from .patches import Path, Places
 
 # Regions that take less than this share of a program's seconds are left as they are.
 _NEGLIGIBLE = 0.25 * LEAST_GAIN
@@ -22,11 +21,9 @@ _NEGLIGIBLE = 0.25 * LEAST_GAIN
 def with_regions(
     graph: BlockGraph,
     target: Target,
-    room: int,
     forms_of: Callable[[BlockGraph], tuple[Form, ...]],
 ) -> Form:
-    """The graph with the best form of every region in its place, and where there is `room` for
-    other forms the places of the regions.
+    """The graph with the best form of every region in its place.
 
     Regions stay as they are that all together take too little of the program's time for any form of
     them to matter: the predicates of loops, say.
@@ -37,30 +34,22 @@ def with_regions(
     operations: list[Operation] = []
     steps: list[RuleStep] = []
     known: dict[object, tuple[Form, ...]] = {}
-    places: list[tuple[Path, Places]] = []
     timeline: list[Tick] = []
     seen: list[tuple[Form, ...]] = []  # of every region that the rules saw, its forms
-    untaken = 0  # ways to compute places of regions of which not one is searched
 
-    def best(number: int, which: int, region: BlockGraph) -> Form:
+    def best(region: BlockGraph) -> Form:
         """The best form of a region; equal regions, as equal layers have, share one."""
-        nonlocal untaken
         key = digest(region), tuple(region.values[v] for v in region.inputs)
         if key not in known:
             found = forms_of(region)
             known[key] = found
             timeline.extend(found[0].timeline)
             seen.append(found)
-        own = known[key][0].patches
-        if own is not None:
-            every = own.inside(number, which)
-            places.extend(p for p in every if len(p[1]))
-            untaken += sum(part.left for _, part in every if not len(part))
         return known[key][:2][-1]
 
     for number, op in enumerate(graph.operations):
         bodies = [
-            best(number, k, region) if (number, k) in worth else Form(region)
+            best(region) if (number, k) in worth else Form(region)
             for k, region in enumerate(op.regions)
         ]
         operations.append(replace(op, regions=tuple(b.graph for b in bodies)) if bodies else op)
@@ -82,9 +71,8 @@ def with_regions(
         left=replace(
             told,
             regions=told.regions + unworthy,
-            forms=told.forms + untaken + (0 if room else sum(len(f[2:]) for f in seen)),
+            forms=told.forms + sum(len(f[2:]) for f in seen),
         ),
-        inner=tuple(places),
     )
 
 

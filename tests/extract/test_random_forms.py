@@ -70,7 +70,7 @@ def by_one_device(graph: BlockGraph) -> Sequence[Form]:
 
 def every_one(graph: BlockGraph) -> Sequence[Form]:
     """What is searched."""
-    return forms(graph, BOOKS, TARGET, room=OPERATIONS, ways=0)
+    return forms(graph, BOOKS, TARGET, room=OPERATIONS)
 
 
 #: What is searched where forms are no choice, or one of one device.
