@@ -111,7 +111,7 @@ def plan_text(
     bound = f"{SECONDS.format(plan.bound)}, gap {plan.gap_shown}" if plan.bound else "-"
     if plan.bound and not plan.is_proven:
         bound += " (of plans that merge no collectives: no proof)"
-    numbers.insert(1, ("proven bound" if plan.is_proven or not plan.bound else "bound", bound))
+    numbers.insert(1, ("bound of the search", bound))
     if plan.costs.flops and plan.costs.seconds:
         k = next(k for k, o in enumerate(COSTS) if o.name == "flops") + 1
         rate = OPERATIONS.format(plan.costs.flops / plan.costs.seconds)

@@ -60,9 +60,9 @@ class WhyNot:
     """The answer: `found` is the fastest plan that was found with those layouts, `within` says that
     its peak is no larger than the plan's. `refused` says why there is none. `bound` are the least
     seconds that any such plan of this form on `meshes` can have within the peak and joules of the
-    one found; `proven` where that is more than the plan takes. Where collectives of the one found
-    are `merged`, which is done after the search, its bound is that of plans of which merging saves
-    no more, and nothing is proven. `holders` are plans of the front that lie so already."""
+    one found; `proven` where that is more than the plan takes. Where collectives run beside
+    kernels, and those of the one found are `merged`, its bound is that of plans of which merging
+    saves no more, and nothing is proven. `holders` are plans of the front that lie so already."""
 
     plan: str
     mesh: str
@@ -131,16 +131,15 @@ class WhyNot:
         own = " and ".join(o.format(totals[o.name][1]) for o in (PEAK_BYTES, JOULES))
         if self.merged:
             yield (
-                f"its collectives were merged after the search: no bound {where} but of plans of "
-                f"which merging saves no more, {bound} within {own} (docs/bounds.md)"
+                f"its collectives are merged and run beside kernels: {where} there is a bound only "
+                f"of plans of which merging saves no more, {bound} within {own} (docs/bounds.md)"
             )
         elif self.proven:
             yield (
-                f"proven: {where}, within {own}, no plan with it takes less than {bound} before "
-                "collectives are merged"
+                f"of the plans searched with it {where}, within {own}, none takes less than {bound}"
             )
         elif not self.better:
-            yield f"not proven: {where}, within {own}, such a plan may take as little as {bound}"
+            yield f"the bound of such plans {where}, within {own}, is {bound}: one may be faster"
 
 
 def why_not(
@@ -189,8 +188,8 @@ def why_not(
         meshes=tuple(map(str, shapes)),
         within=within,
         better=better,
-        proven=found.bound > mine.seconds * (1 + _BETTER) and not found.body.merged,
-        merged=bool(found.body.merged),
+        proven=found.bound > mine.seconds * (1 + _BETTER) and found.is_proven,
+        merged=bool(found.body.merged) and not found.merged_too,
         bound=found.bound,
         seconds=theirs.seconds,
         holders=holders,

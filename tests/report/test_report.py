@@ -363,7 +363,7 @@ def test_a_plan_says_layouts_cuts_and_collectives() -> None:
     assert "x  f32[4, 8]  [x, .]" in text
     assert "neg  toy.py:3:7  0/x" in text
     assert "all_gather  x         3  1.5 KiB  toy.py:3  %1  output" in text
-    assert "proven bound            -\n" in text
+    assert "bound of the search     -\n" in text
     assert "neg  toy.py:3:7  whole" in plan_text(whole, everything=True)
     assert "gap 0.00%" in plan_text(whole)
     data = plan_data(cut)

@@ -375,10 +375,10 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front, tmp_path
         assert answer.seconds >= plan.costs.seconds * (1 - 1e-9)
     assert answer.bound <= answer.seconds * (1 + 1e-6)
     above = answer.bound > plan.costs.seconds * (1 + 1e-6)
-    merged = any(one.merged for one in answer.found.collectives)
-    assert answer.merged == merged and answer.proven == (above and not merged)
+    # Nothing runs beside kernels here, so bounds hold however collectives are merged.
+    assert not answer.merged and answer.proven == above
     for line in str(answer).split("\n"):  # no bound, and no best, without what it is one of
-        if line.startswith(("the fastest", "proven", "not proven")):
+        if line.startswith(("the fastest", "of the plans searched", "the bound of such plans")):
             assert f"on {plan.mesh}, " in line
     assert [m.dim for m in answer.means] and all(m.tensor == path for m in answer.means)
     assert max(map(len, str(answer).split("\n"))) <= 120
@@ -394,8 +394,8 @@ def test_what_holds_more_is_found_beyond_the_peak(front: te.Front) -> None:
     assert ", the peak of this plan, none was found" in str(answer)
     assert "whatever its peak: " in str(answer)
     # A bound of merged plans is none of all plans, and is not called proven.
-    merged = str(replace(answer, merged=True, proven=False))
-    assert "proven" not in merged and "collectives were merged after the search" in merged
+    merged = " ".join(str(replace(answer, merged=True, proven=False)).split())
+    assert "none takes less" not in merged and "only of plans of which merging" in merged
     # A plan that takes twice of everything is beaten by any such plan, and the answer says so.
     twice = {k: 2 * getattr(plan.costs, k) for k in ("seconds", "peak_bytes", "joules")}
     slow = replace(plan, costs=replace(plan.costs, **twice))
