@@ -32,7 +32,7 @@ from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare
 
 from . import omissions
-from .settings import FIRST_AXES
+from .settings import DANGER, FIRST_AXES
 from .state import Network, Question, Shared, State
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _choose_shapes(state: State) -> State:
     named = q.words.said and q.words.fixed.contract is None
     if q.named_shapes or named:
         return replace(state, shapes=q.words.shapes, notes=q.words.notes)
-    if q.settings.front:
+    if q.wide:
         shapes, left = first_shapes(q.words.shapes, q.graph.size)
         return replace(state, shapes=shapes, notes=q.words.notes + left)
     shapes, left = quickly(q.words.shapes, q.graph.size, q.long)
@@ -142,8 +142,8 @@ def find_forms(state: State) -> State:
         q.machine,
         q.settings.algebra,
         q.settings.least_gain,
-        slower=q.settings.front,
-        room=q.settings.forms if q.settings.front else 0,
+        slower=q.wide,
+        room=q.settings.forms if q.wide else 0,
         ways=0,
         shared=True,
         batches=lambda form: _in_micro_batches(form, q),
@@ -151,7 +151,7 @@ def find_forms(state: State) -> State:
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
-    if not q.settings.front:  # the cheapest, second if there is another than the given one
+    if not q.wide:  # the cheapest, second if there is another than the given one
         split = tuple([f for f in found if any(map(is_split, f.rules))])
         found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
     given, reads = state.forms[0], dict(q.machine.operands)
@@ -199,8 +199,10 @@ def _most_bytes(q: Question) -> float:
 
 def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
-    the form that takes the least time."""
+    the form that takes the least time. Where one plan is wanted soon, if memory is short for it."""
     q = state.question
+    if not q.wide and not _short(state):
+        return state
     best = fastest(state)
     form, schedule = state.forms[best], state.schedules[best]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
@@ -219,6 +221,13 @@ def recompute_values(state: State) -> State:
     )
 
 
+def _short(state: State) -> bool:
+    """Whether the fastest plan so far holds much of what a device may hold."""
+    found = [c for n in state.networks if n.search for c in n.search.archive.candidates]
+    peak = min(found, key=lambda c: c.costs).peak if found else math.inf
+    return peak > DANGER * _most_bytes(state.question)
+
+
 # Forms in which some readers of values compute these again have so many operations together, and
 # no more than so many are searched.
 _SECOND_OPERATIONS, _SECOND = 600, 8
@@ -229,7 +238,7 @@ def _second_instances(
 ) -> tuple[list[tuple[Form, Schedule]], int]:
     """Forms in which some of the readers of values compute these again, with their units, where all
     such are few; and of how many values there are none."""
-    if not (q.settings.front and q.settings.recompute and q.settings.forms):
+    if not (q.wide and q.settings.recompute and q.settings.forms):
         return [], 0
     graph = schedule.program.bodies[0].graph
     fits = min(_SECOND_OPERATIONS // max(1, graph.size), _SECOND) - 1
@@ -272,13 +281,16 @@ def choose_networks(state: State) -> State:
     """The forms and meshes that are searched together: the first form on all meshes, then the
     second, and so on. What was begun with is one of them."""
     known = {(id(n.schedule), n.mesh): n for n in state.networks}
+    begun = [(n.form.graph, n.schedule) for n in state.networks]
+    again = [next((own for g, own in begun if g == f.graph), None) for f in state.forms]
+    every = [a or made for a, made in zip(again, state.schedules, strict=True)]
+    state = replace(state, schedules=tuple(every))
     networks = []
     for k, schedule in enumerate(state.schedules):
         for mesh in state.shapes:
-            begun = known.get((id(schedule), mesh))
+            one = known.get((id(schedule), mesh))
             fresh = _network(state, k, mesh)
-            made = fresh if begun is None else replace(begun, number=k, form=fresh.form)
-            networks.append(made)
+            networks.append(fresh if one is None else replace(one, number=k, form=fresh.form))
     return replace(state, networks=tuple(networks))
 
 
@@ -437,7 +449,7 @@ def finer_shapes(state: State) -> tuple[MeshShape, ...]:
     dims of the network."""
     q = state.question
     several = sum(n > 1 for n in q.machine.shape) > 1
-    if q.settings.max_axes is not None or not q.settings.front or not several:
+    if q.settings.max_axes is not None or not q.wide or not several:
         return ()
     most = state.shapes[0].devices
     axes = FIRST_AXES + 1

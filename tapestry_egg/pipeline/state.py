@@ -53,6 +53,7 @@ class Question:
     named_shapes: bool = False  # whether the caller chose the mesh shapes
     unsearched_parts: tuple[int, ...] = ()  # numbers of devices that are not searched
     kept: SearchFile | None = None  # what earlier searches found, and this one finds
+    further: bool = False  # whether the first search for one plan found none within the limits
 
     @property
     def by_devices(self) -> bool:
@@ -60,9 +61,14 @@ class Question:
         return any(objective(k).by_devices for k in self.objectives)
 
     @property
+    def wide(self) -> bool:
+        """Whether all forms and meshes are searched, not those alone that lead to one plan soon."""
+        return self.settings.front or self.further
+
+    @property
     def long(self) -> bool:
         """Whether the program is too long for one plan that is wanted soon (`LONG`)."""
-        return not self.settings.front and self.graph.size > LONG
+        return not self.wide and self.graph.size > LONG
 
 
 # Where only one plan is wanted soon, programs of more operations are planned as they are given, on
