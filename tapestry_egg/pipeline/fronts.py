@@ -37,7 +37,7 @@ def merge_front(state: State) -> State:
 
 def _further(state: State) -> State:
     """The state with the networks of a front, those known among them, and searches of all."""
-    state = replace(state, question=replace(state.question, further=True))
+    state = replace(state, question=replace(state.question, further=True, like=None))
     finding = (passes.choose_shapes, passes.find_forms, passes.recompute_values)
     for each in (*finding, passes.choose_networks, *passes.NETWORK, passes.add_axes):
         state = each(state)

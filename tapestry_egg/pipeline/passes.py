@@ -19,13 +19,16 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.graph.layout_algebra import count_layouts
 from tapestry_egg.machine.objectives import PEAK_BYTES
-from tapestry_egg.plans.plan import is_split
+from tapestry_egg.plans.plan import Plan, RuleStep, is_split
 from tapestry_egg.progress import Phase
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import recomputing, second_step
+from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
@@ -69,6 +72,9 @@ def _copies(graph: BlockGraph, shape: MeshShape) -> int:
 
 def _choose_shapes(state: State) -> State:
     q = state.question
+    if q.like is not None and q.like.mesh in q.words.shapes:
+        left = omissions.of_other_sizes(len(q.words.shapes) - 1)
+        return replace(state, shapes=(q.like.mesh,), notes=q.words.notes + left)
     # Names of axes mean something in pins; a named mesh is divided without a loss.
     named = q.words.said and q.words.fixed.contract is None
     if q.named_shapes or named:
@@ -120,12 +126,31 @@ def quickly(
 
 
 def take_as_given(state: State) -> State:
-    """The program as it is given, as the first form, with its units."""
+    """The program as it is given, as the first form, with its units; where a plan for other sizes
+    is known, as the rules of that plan make it."""
     q = state.question
-    graph = rounded(prepare(q.graph), dict(q.machine.operands))
-    form = Form(graph, saturated=False)
+    form = Form(q.graph, saturated=False) if q.like is None else _as_in(q.like, q)
+    form = replace(form, graph=rounded(prepare(form.graph), dict(q.machine.operands)))
     schedule = _of(form, scheduled(form.graph, q.pairs))
     return replace(state, forms=(form,), schedules=(schedule,))
+
+
+def _as_in(like: Plan, q: Question) -> Form:
+    """The form of a program that takes least on one device, by the rules of a plan alone; with the
+    changes of whole programs that it has."""
+    changes = tuple([rule for rule in like.rules if is_change(rule)])
+    named = {*like.rules} - {*changes}
+    graph = changed(q.graph, changes)
+    step = RuleStep(changes, "the program", "what a plan for other sizes runs", digest(graph))
+    steps, changes = ((step,), changes) if graph is not q.graph else ((), ())
+    if not named:
+        return Form(graph, changes, False, steps)
+    # Rules that unite nothing only derive facts that others ask for.
+    rules = [[r for r in b.rules if r.name in named or "(union" not in r.egg] for b in q.books]
+    books = [replace(b, rules=tuple(own)) for b, own in zip(q.books, rules, strict=True)]
+    found = forms(graph, books, q.machine, q.settings.algebra, q.settings.least_gain)[:2][-1]
+    every = tuple(sorted({*found.rules, *changes}))
+    return replace(found, rules=every, steps=(*steps, *found.steps), saturated=False)
 
 
 def find_forms(state: State) -> State:
@@ -134,6 +159,8 @@ def find_forms(state: State) -> State:
     Raises what the rules raise.
     """
     q = state.question
+    if q.like is not None:
+        return state.saying(note("other-size-forms", name=q.like.name))
     if q.long:
         return state.saying(note("no-rules", operations=q.graph.size))
     found = forms_with_streams(
@@ -201,7 +228,7 @@ def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
     the form that takes the least time. Where one plan is wanted soon, if memory is short for it."""
     q = state.question
-    if not q.wide and not _short(state):
+    if q.like is not None or not (q.wide or _short(state)):
         return state
     best = fastest(state)
     form, schedule = state.forms[best], state.schedules[best]

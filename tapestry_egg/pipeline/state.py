@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.front.sizes import Room
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.files.search_file import SearchFile
+    from tapestry_egg.plans.plan import Plan
     from tapestry_egg.tracing.trace import Program
 
 
@@ -53,6 +54,7 @@ class Question:
     named_shapes: bool = False  # whether the caller chose the mesh shapes
     unsearched_parts: tuple[int, ...] = ()  # numbers of devices that are not searched
     kept: SearchFile | None = None  # what earlier searches found, and this one finds
+    like: Plan | None = None  # of the same program with other sizes: its mesh and rules are taken
     further: bool = False  # whether the first search for one plan found none within the limits
 
     @property

@@ -84,17 +84,19 @@ class Request:
     on_progress: Progress | None = None
 
 
-def plan_program(program: Program, request: Request) -> Front:
+def plan_program(program: Program, request: Request, like: Plan | None = None) -> Front:
     """The front of a program under a request. Raises what `optimize` raises.
 
     Unless the request says how hard to work, only its own point of the front is looked for where
     that is the fastest plan: the rest of a front takes longer than to compile a program. Where no
-    plan leaves the arguments where they lie, they are free, and a warning says so.
+    plan leaves the arguments where they lie, they are free, and a warning says so. `like` is a plan
+    of the same program for arrays of other sizes: that point is looked for on its mesh, by its
+    rules.
     """
 
     def quick(request: Request) -> Front:
         light = Settings(front=False, workers=1 if program.graph.size <= _ALONE else None)
-        front = _optimized(program, request, ("seconds", *_limited(request)), light)
+        front = _optimized(program, request, ("seconds", *_limited(request)), light, like)
         limit = front.limits(request.limits).get("peak_bytes", math.inf)
         if best_plan(front, request).costs.peak_bytes <= DANGER * limit:
             return front
@@ -103,7 +105,7 @@ def plan_program(program: Program, request: Request) -> Front:
 
     if needs_all(request):
         return whole_front(program, request)
-    return _once(program, request, "plan", quick)
+    return _once(program, request, "plan", quick, like)
 
 
 def needs_all(request: Request) -> bool:
@@ -118,7 +120,11 @@ def whole_front(program: Program, request: Request) -> Front:
 
 
 def _once(
-    program: Program, request: Request, wanted: str, plan: Callable[[Request], Front]
+    program: Program,
+    request: Request,
+    wanted: str,
+    plan: Callable[[Request], Front],
+    like: Plan | None = None,
 ) -> Front:
     """The front of a request, planned where it is not kept: by one process for all."""
     from .plan_once import plan_once
@@ -141,6 +147,7 @@ def _once(
             "committed": request.committed,
             "arguments": request.arguments,
             "settings": request.settings,
+            "like": None if like is None else (like.mesh, like.rules),
         },
         lambda: _where_they_lie(program, request, plan),
         devices=devices_of(place(request)),
@@ -201,7 +208,11 @@ def _limited(request: Request) -> tuple[str, ...]:
 
 
 def _optimized(
-    program: Program, request: Request, objectives: Sequence[str], settings: Settings
+    program: Program,
+    request: Request,
+    objectives: Sequence[str],
+    settings: Settings,
+    like: Plan | None = None,
 ) -> Front:
     from tapestry_egg.pipeline.pipeline import optimize
 
@@ -226,6 +237,7 @@ def _optimized(
         out_shardings=outputs,
         settings=settings,
         on_progress=request.on_progress,
+        like=like,
     )
     if len(shapes) < 2:
         return asked()
