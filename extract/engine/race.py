@@ -49,14 +49,16 @@ class Effort:
     """How hard to search: so much `work` (units of `Work`) in all; `gap` is what is good enough.
 
     Without `front` only the fastest plan within the limits is looked for. `wanted` are the
-    objectives, of seconds, peak and joules by their places. The search ends by the clock after
-    `seconds`, or after `patience` seconds without a better plan or bound.
+    objectives, of seconds, peak and joules by their places. With `brief` it ends where the least
+    peaks found are above the limits, too. The search ends by the clock after `seconds`, or after
+    `patience` seconds without a better plan or bound.
     """
 
     work: float = np.inf
     gap: float = 0.004
     front: bool = True
     wanted: tuple[int, ...] = (0, 1, 2)
+    brief: bool = False
     seconds: float = np.inf
     patience: float = np.inf
     threads: int = 1
@@ -109,6 +111,8 @@ class Race:
         if not quick and (1 in self.effort.wanted or self.limits is not None):
             found = self._satisfied  # else more work than was asked for is done
             self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].leanest, found)
+            if self.effort.brief and not found():
+                return
         if not quick and 2 in self.effort.wanted:
             self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].frugal)
         while not self._over():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -51,12 +52,26 @@ def merge(
     and joules; where devices or dollars are objectives, over those that may have as few. Raises
     ExtractError when no plan meets the limits, with the least that was found, and the least peak
     that was not proven impossible; `usable_bytes` are what a device has for programs. Where plans
-    hold more than their problems count, its notes say so.
+    hold more than their problems count, its notes say so. Warns of plans that are left out, since
+    they hold less than was proven, and raises the first such refusal where that is all of them.
     """
     grounds: dict[int, Ground] = {}
     worth = worth_a_plan([_unmerged(r) for r in results], objectives, limits)
-    plans = [bounded_plan(results, *one, objectives, grounds) for one in worth]
-    more = [p.costs.peak_bytes > round(c.peak) for p, (_, c) in zip(plans, worth, strict=True)]
+    plans: list[Plan] = []
+    refused: list[ExtractError] = []
+    more = False
+    for assembled, c in worth:
+        try:
+            plan = bounded_plan(results, assembled, c, objectives, grounds)
+        except ExtractError as error:
+            refused.append(error)
+            continue
+        plans.append(plan)
+        more |= plan.costs.peak_bytes > round(c.peak)
+    if refused and not plans:
+        raise refused[0]
+    for each in refused:
+        warnings.warn(f"a plan is left out: {each}", stacklevel=2)
     fitting = [p for p in plans if within(p, limits)]
     if not fitting:
         raise unmet(plans, limits, usable_bytes, least_peak([r.archive for r in results]))
@@ -69,7 +84,7 @@ def merge(
         graph_name=name,
         epsilon=epsilon(bounding(results), [(p.costs.seconds, p.costs.peak_bytes) for p in named]),
         saturated=all(r.assembled.choices.saturated.saturated for r in results),
-        notes=(note("results-memory"),) if any(more) else (),
+        notes=(note("results-memory"),) if more else (),
         searched=(
             len({id(r.assembled.choices.schedule) for r in results}),
             len({r.assembled.choices.mesh for r in results}),
@@ -141,11 +156,15 @@ def best_given(results: Sequence[NetworkResult]) -> tuple[NetworkResult, Candida
 def original_plan(
     results: Sequence[NetworkResult], given: tuple[NetworkResult, Candidate] | None
 ) -> Plan | None:
-    """That plan, with its bound over all meshes."""
+    """That plan, with its bound over all meshes; None, and a warning, where it is refused."""
     if given is None:
         return None
     result, c = given
-    return _bounded(results, result.assembled, c, "given")
+    try:
+        return _bounded(results, result.assembled, c, "given")
+    except ExtractError as error:
+        warnings.warn(f"a plan is left out: {error}", stacklevel=2)
+        return None
 
 
 def least_seconds(results: Sequence[NetworkResult], peak: float, joules: float) -> float:

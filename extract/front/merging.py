@@ -149,7 +149,11 @@ class _Merging:
             if found and seen > _MOST_SEEN:
                 left += 1
                 continue
-            plan = bounded_plan(self.results, result.assembled, candidate, self.objectives, grounds)
+            try:
+                given = self.results, result.assembled, candidate, self.objectives, grounds
+                plan = bounded_plan(*given)
+            except ExtractError:  # which the front says of it
+                continue
             ground = Ground(choices.schedule, self.machine)
             ground = grounds.setdefault(id(choices.schedule), ground)
             candidates = _candidates(plan, ground)

@@ -134,6 +134,16 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
         "{count:number} of devices ({some}) that do not divide the machine's",
         "",
     ),
+    "other-size-meshes": (
+        "space",
+        "{count:mesh shape}, because the mesh is that of the plan for other sizes",
+        "te.optimize without like=",
+    ),
+    "other-size-forms": (
+        "space",
+        "other forms of the program than the rules of plan {name} for other sizes make",
+        "te.optimize without like=",
+    ),
     "three-axes": (
         "space",
         "{count:form} of {forms} on meshes of three axes",

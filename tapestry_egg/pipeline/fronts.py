@@ -19,12 +19,32 @@ from tapestry_egg.plans.plan import Origin, Plan
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.schedules import Schedule
 
+from . import passes, searches
 from .state import Question, State
 
 
 def merge_front(state: State) -> State:
     """One front of all forms and meshes: plans, each with the least that any mesh has proven for
-    its own peak and joules."""
+    its own peak and joules. If one plan was wanted soon, and none is within the limits, all that a
+    front is made of is searched first."""
+    try:
+        return _merged(state)
+    except ExtractError:
+        if state.question.wide or state.interrupted:
+            raise
+    return _merged(_further(state))
+
+
+def _further(state: State) -> State:
+    """The state with the networks of a front, those known among them, and searches of all."""
+    state = replace(state, question=replace(state.question, further=True, like=None))
+    finding = (passes.choose_shapes, passes.find_forms, passes.recompute_values)
+    for each in (*finding, passes.choose_networks, *passes.NETWORK, passes.add_axes):
+        state = each(state)
+    return searches.search_networks(state)
+
+
+def _merged(state: State) -> State:
     q = state.question
     # What the user's own shardings lead to is a plan like any other, and so is what pins lead to;
     # beside the front it is told of shardings alone: who pins tensors has given no plan.

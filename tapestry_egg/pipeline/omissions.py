@@ -48,6 +48,11 @@ def of_meshes(left: Sequence[MeshShape]) -> Notes:
     return _counted("mesh-axes", len(left), axes=axes)
 
 
+def of_other_sizes(left: int) -> Notes:
+    """Mesh shapes beside that of a plan for other sizes."""
+    return _counted("other-size-meshes", left)
+
+
 def of_long_programs(size: int, left: int) -> Notes:
     """Mesh shapes, of no more axes than others, for which a program is too long."""
     return _counted("long-program", left, operations=size)

@@ -19,20 +19,23 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.graph.layout_algebra import count_layouts
 from tapestry_egg.machine.objectives import PEAK_BYTES
-from tapestry_egg.plans.plan import is_split
+from tapestry_egg.plans.plan import Plan, RuleStep, is_split
 from tapestry_egg.progress import Phase
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_streams
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import recomputing, second_step
+from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare
 
 from . import omissions
-from .settings import FIRST_AXES
+from .settings import DANGER, FIRST_AXES
 from .state import Network, Question, Shared, State
 
 if TYPE_CHECKING:
@@ -69,11 +72,14 @@ def _copies(graph: BlockGraph, shape: MeshShape) -> int:
 
 def _choose_shapes(state: State) -> State:
     q = state.question
+    if q.like is not None and q.like.mesh in q.words.shapes:
+        left = omissions.of_other_sizes(len(q.words.shapes) - 1)
+        return replace(state, shapes=(q.like.mesh,), notes=q.words.notes + left)
     # Names of axes mean something in pins; a named mesh is divided without a loss.
     named = q.words.said and q.words.fixed.contract is None
     if q.named_shapes or named:
         return replace(state, shapes=q.words.shapes, notes=q.words.notes)
-    if q.settings.front:
+    if q.wide:
         shapes, left = first_shapes(q.words.shapes, q.graph.size)
         return replace(state, shapes=shapes, notes=q.words.notes + left)
     shapes, left = quickly(q.words.shapes, q.graph.size, q.long)
@@ -120,12 +126,31 @@ def quickly(
 
 
 def take_as_given(state: State) -> State:
-    """The program as it is given, as the first form, with its units."""
+    """The program as it is given, as the first form, with its units; where a plan for other sizes
+    is known, as the rules of that plan make it."""
     q = state.question
-    graph = rounded(prepare(q.graph), dict(q.machine.operands))
-    form = Form(graph, saturated=False)
+    form = Form(q.graph, saturated=False) if q.like is None else _as_in(q.like, q)
+    form = replace(form, graph=rounded(prepare(form.graph), dict(q.machine.operands)))
     schedule = _of(form, scheduled(form.graph, q.pairs))
     return replace(state, forms=(form,), schedules=(schedule,))
+
+
+def _as_in(like: Plan, q: Question) -> Form:
+    """The form of a program that takes least on one device, by the rules of a plan alone; with the
+    changes of whole programs that it has."""
+    changes = tuple([rule for rule in like.rules if is_change(rule)])
+    named = {*like.rules} - {*changes}
+    graph = changed(q.graph, changes)
+    step = RuleStep(changes, "the program", "what a plan for other sizes runs", digest(graph))
+    steps, changes = ((step,), changes) if graph is not q.graph else ((), ())
+    if not named:
+        return Form(graph, changes, False, steps)
+    # Rules that unite nothing only derive facts that others ask for.
+    rules = [[r for r in b.rules if r.name in named or "(union" not in r.egg] for b in q.books]
+    books = [replace(b, rules=tuple(own)) for b, own in zip(q.books, rules, strict=True)]
+    found = forms(graph, books, q.machine, q.settings.algebra, q.settings.least_gain)[:2][-1]
+    every = tuple(sorted({*found.rules, *changes}))
+    return replace(found, rules=every, steps=(*steps, *found.steps), saturated=False)
 
 
 def find_forms(state: State) -> State:
@@ -134,6 +159,8 @@ def find_forms(state: State) -> State:
     Raises what the rules raise.
     """
     q = state.question
+    if q.like is not None:
+        return state.saying(note("other-size-forms", name=q.like.name))
     if q.long:
         return state.saying(note("no-rules", operations=q.graph.size))
     found = forms_with_streams(
@@ -142,15 +169,15 @@ def find_forms(state: State) -> State:
         q.machine,
         q.settings.algebra,
         q.settings.least_gain,
-        slower=q.settings.front,
-        room=q.settings.forms if q.settings.front else 0,
+        slower=q.wide,
+        room=q.settings.forms if q.wide else 0,
         shared=True,
         batches=lambda form: _in_micro_batches(form, q),
         limit=_most_bytes(q),
     )
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
-    if not q.settings.front:  # the cheapest, second if there is another than the given one
+    if not q.wide:  # the cheapest, second if there is another than the given one
         split = tuple([f for f in found if any(map(is_split, f.rules))])
         found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
     given, reads = state.forms[0], dict(q.machine.operands)
@@ -198,8 +225,10 @@ def _most_bytes(q: Question) -> float:
 
 def recompute_values(state: State) -> State:
     """More forms, with their units: those that hold less memory and compute values again, made of
-    the form that takes the least time."""
+    the form that takes the least time. Where one plan is wanted soon, if memory is short for it."""
     q = state.question
+    if q.like is not None or not (q.wide or _short(state)):
+        return state
     best = fastest(state)
     form, schedule = state.forms[best], state.schedules[best]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
@@ -218,6 +247,13 @@ def recompute_values(state: State) -> State:
     )
 
 
+def _short(state: State) -> bool:
+    """Whether the fastest plan so far holds much of what a device may hold."""
+    found = [c for n in state.networks if n.search for c in n.search.archive.candidates]
+    peak = min(found, key=lambda c: c.costs).peak if found else math.inf
+    return peak > DANGER * _most_bytes(state.question)
+
+
 # Forms in which some readers of values compute these again have so many operations together, and
 # no more than so many are searched.
 _SECOND_OPERATIONS, _SECOND = 600, 8
@@ -228,7 +264,7 @@ def _second_instances(
 ) -> tuple[list[tuple[Form, Schedule]], int]:
     """Forms in which some of the readers of values compute these again, with their units, where all
     such are few; and of how many values there are none."""
-    if not (q.settings.front and q.settings.recompute and q.settings.forms):
+    if not (q.wide and q.settings.recompute and q.settings.forms):
         return [], 0
     graph = schedule.program.bodies[0].graph
     fits = min(_SECOND_OPERATIONS // max(1, graph.size), _SECOND) - 1
@@ -271,13 +307,16 @@ def choose_networks(state: State) -> State:
     """The forms and meshes that are searched together: the first form on all meshes, then the
     second, and so on. What was begun with is one of them."""
     known = {(id(n.schedule), n.mesh): n for n in state.networks}
+    begun = [(n.form.graph, n.schedule) for n in state.networks]
+    again = [next((own for g, own in begun if g == f.graph), None) for f in state.forms]
+    every = [a or made for a, made in zip(again, state.schedules, strict=True)]
+    state = replace(state, schedules=tuple(every))
     networks = []
     for k, schedule in enumerate(state.schedules):
         for mesh in state.shapes:
-            begun = known.get((id(schedule), mesh))
+            one = known.get((id(schedule), mesh))
             fresh = _network(state, k, mesh)
-            made = fresh if begun is None else replace(begun, number=k, form=fresh.form)
-            networks.append(made)
+            networks.append(fresh if one is None else replace(one, number=k, form=fresh.form))
     return replace(state, networks=tuple(networks))
 
 
@@ -436,7 +475,7 @@ def finer_shapes(state: State) -> tuple[MeshShape, ...]:
     dims of the network."""
     q = state.question
     several = sum(n > 1 for n in q.machine.shape) > 1
-    if q.settings.max_axes is not None or not q.settings.front or not several:
+    if q.settings.max_axes is not None or not q.wide or not several:
         return ()
     most = state.shapes[0].devices
     axes = FIRST_AXES + 1

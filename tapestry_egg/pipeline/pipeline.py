@@ -33,6 +33,7 @@ from .state import Network, State
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph
+    from tapestry_egg.plans.plan import Plan
     from tapestry_egg.tracing.trace import Program
 
 
@@ -109,6 +110,7 @@ def optimize(
     price: float | None = None,
     idle: str | None = None,
     resume: str | Path | None = None,
+    like: Plan | None = None,
 ) -> Front:
     """The Pareto front of ways to run a traced program on a target (`"h100:8"`).
 
@@ -140,6 +142,8 @@ def optimize(
     `resume` names a file in which the search is kept (every minute, and in the end). Where it is
     there, the search goes on from it, where gaps are widest: what was found of the same program
     for the same machine is not lost, and the work adds up.
+    `like` is a plan of the same program with arrays of other sizes: only its mesh is searched, and
+    the form that its rules make, unless nothing there is within the limits.
     Raises TargetError, RuleError (RuleRefused for a rule that is not true), GraphError, and
     ExtractError when no plan meets the limits.
     """
@@ -162,6 +166,7 @@ def optimize(
         price=price,
         idle=idle,
         resume=resume,
+        like=like,
     )
     done, stages = run_passes(State(question), PASSES, keep_stages)
     assert done.front is not None, "the last passes make it"

@@ -26,6 +26,7 @@ from tapestry_egg.machine.objectives import (
 )
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.machine.topology import even_parts, parts
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
 from tapestry_egg.rules.verify.trust import ensure_verified
@@ -69,6 +70,7 @@ def read_question(
     price: float | None = None,
     idle: str | None = None,
     resume: str | Path | None = None,
+    like: Plan | None = None,
 ) -> Question:
     """What `optimize` is asked. Raises TargetError, RuleError, GraphError and ExtractError for what
     does not fit; every rule is verified before it is used."""
@@ -78,6 +80,10 @@ def read_question(
     check_meshes(mesh_shapes)
     check_books(books)
     check_settings(settings)
+    if like is not None and not isinstance(like, Plan):
+        raise ExtractError(
+            f"{like!r:.40} is no plan", where="like", hint="Give one of a front: front.best()."
+        )
     machine = target if isinstance(target, Target) else load_target(target)
     if price is not None:
         machine = machine.at_price(price)
@@ -124,6 +130,7 @@ def read_question(
         tell=tell or _silent,
         named_shapes=mesh_shapes is not None,
         kept=None if resume is None else _kept(resume),
+        like=like,
         unsearched_parts=omitted if words.fixed.contract is None and not mesh_shapes else (),
     )
 

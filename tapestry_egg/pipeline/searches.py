@@ -137,6 +137,7 @@ def effort(q: Question) -> Effort:
         work=q.settings.most_work(q.graph.size),
         gap=q.settings.gap,
         front=q.settings.front,
+        brief=not q.wide,
         wanted=tuple(wanted),
         seconds=q.settings.most_seconds(q.graph.size),
         patience=q.settings.patience,

@@ -18,6 +18,8 @@ from tapestry_egg.shard.strategies import Budget
 _WORK, _PER_OPERATION = 2.0, 1.0 / 1500.0
 #: Mesh axes at most, on all machines and for all programs, where nothing else is asked for.
 FIRST_AXES = 2
+#: Peaks below this share of a limit are not in danger: no model is as wrong as that.
+DANGER = 0.5
 # A limit of time that nobody asked for is so many times as far away as the work should take, and no
 # nearer than so many seconds.
 _FAR, _LEAST = 20.0, 600.0
@@ -59,7 +61,8 @@ class Settings:
     is, where memory is short, what computes values a second time. A search ends early where every
     plan is within the share `gap` of its bound. It runs on `workers` processors (None: all).
     Without `front` only the fastest plan is looked for: among the plans of the form that takes
-    least on one device, and further only where that plan is not within the limits.
+    least on one device, and of one that computes values again if memory is short for that plan. If
+    none is within the limits, the search goes on with all that a front is made of, until one is.
 
     With `overlap` seconds are a longest path, in which collectives run beside kernels as far as the
     target's file lets them and their bytes are in memory from where they are issued; without it

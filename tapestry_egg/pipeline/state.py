@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.front.sizes import Room
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.files.search_file import SearchFile
+    from tapestry_egg.plans.plan import Plan
     from tapestry_egg.tracing.trace import Program
 
 
@@ -53,6 +54,8 @@ class Question:
     named_shapes: bool = False  # whether the caller chose the mesh shapes
     unsearched_parts: tuple[int, ...] = ()  # numbers of devices that are not searched
     kept: SearchFile | None = None  # what earlier searches found, and this one finds
+    like: Plan | None = None  # of the same program with other sizes: its mesh and rules are taken
+    further: bool = False  # whether the first search for one plan found none within the limits
 
     @property
     def by_devices(self) -> bool:
@@ -60,9 +63,14 @@ class Question:
         return any(objective(k).by_devices for k in self.objectives)
 
     @property
+    def wide(self) -> bool:
+        """Whether all forms and meshes are searched, not those alone that lead to one plan soon."""
+        return self.settings.front or self.further
+
+    @property
     def long(self) -> bool:
         """Whether the program is too long for one plan that is wanted soon (`LONG`)."""
-        return not self.settings.front and self.graph.size > LONG
+        return not self.wide and self.graph.size > LONG
 
 
 # Where only one plan is wanted soon, programs of more operations are planned as they are given, on

@@ -13,11 +13,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import tapestry_egg as te
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.archive import Candidate, Prices
 from tapestry_egg.extract.engine.search import Search
+from tapestry_egg.extract.front import plans
 from tapestry_egg.extract.front.plans import _settled, make_plan
 from tapestry_egg.extract.problem import memory
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
@@ -171,6 +174,35 @@ def test_every_count_is_of_the_arrays_that_the_certificate_finds(
         for one, count in zip(np.split(profile, len(problem.counts)), problem.counts, strict=True):
             np.testing.assert_allclose(one, counted(walk, count), rtol=1e-9, atol=1e-3)
             assert (one <= most + 1e-3).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("every", [False, True])
+def test_what_is_counted_below_what_was_proven_is_left_out(
+    every: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a warning; an error only where no plan is left."""
+
+    class Less(Walk):
+        def profile(self) -> list[float]:
+            counted.append(1)
+            return [x / 4 if every or len(counted) == 1 else x for x in super().profile()]
+
+    def found() -> list[te.Plan]:
+        settings = te.Settings(work=0.1, recompute=0, merge=False, forms=0, micro_batches=())
+        return list(te.optimize(program, "h100:4", mesh_shapes=[MESH], settings=settings))
+
+    program = te.trace(lambda x: (x @ x, x.sum(0)), SQUARE)
+    counted: list[int] = []
+    known = [p.costs for p in found()]
+    monkeypatch.setattr(plans, "Walk", Less)
+    if every:
+        with pytest.raises(ExtractError, match="the search proved at least"):
+            found()
+    else:
+        with pytest.warns(UserWarning, match="left out.*the search proved at least"):
+            left = [p.costs for p in found()]
+        assert left and set(left) < set(known)
 
 
 def test_sizes_are_those_of_results_that_hold_most() -> None:

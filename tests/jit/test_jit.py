@@ -31,9 +31,9 @@ def plans(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the programs that are planned."""
     names: list[str] = []
 
-    def counted(program: Any, request: Any) -> Any:
+    def counted(program: Any, *request: Any) -> Any:
         names.append(program.name)
-        return planning.plan_program(program, request)
+        return planning.plan_program(program, *request)
 
     monkeypatch.setattr(optimized, "plan_program", counted)
     return names

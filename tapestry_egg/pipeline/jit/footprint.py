@@ -12,11 +12,10 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from tapestry_egg.pipeline.settings import DANGER
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.runtime.compile import CompiledPlan, compile
-
-from .planning import DANGER
 
 if TYPE_CHECKING:
     import jax

@@ -67,10 +67,13 @@ def _found_or_planned(
     """The front from the cache, else planned now and kept there."""
     if cache is None:
         return plan()
-    key = plan_key(program, target, asked)
-    found = cache.get(key, program, asked.get("rules", ()))
-    if found is not None:
-        return found
+    for known in ({**asked, "like": None}, asked):  # what was planned in full comes first
+        key = plan_key(program, target, known)
+        found = cache.get(key, program, asked.get("rules", ()))
+        if found is not None:
+            return found
+        if not asked.get("like"):
+            break
     front = plan()
     if INTERRUPTED not in front.notes:
         cache.put(key, front, program)

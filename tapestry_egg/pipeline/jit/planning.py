@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from tapestry_egg.extract.front.notes import note
 from tapestry_egg.machine.devices import memory_limit, network_shape
 from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.target import Target, load_target
-from tapestry_egg.pipeline.settings import Settings
+from tapestry_egg.pipeline.settings import DANGER, Settings
 from tapestry_egg.tracing.constraints import contract_of
 
 from .places import mesh_shape, named_mesh, pinned_leaves
@@ -83,26 +84,19 @@ class Request:
     on_progress: Progress | None = None
 
 
-#: Peaks below this share of a limit are not in danger: no model is as wrong as that.
-DANGER = 0.5
-
-
-def plan_program(program: Program, request: Request) -> Front:
+def plan_program(program: Program, request: Request, like: Plan | None = None) -> Front:
     """The front of a program under a request. Raises what `optimize` raises.
 
     Unless the request says how hard to work, only its own point of the front is looked for where
     that is the fastest plan: the rest of a front takes longer than to compile a program. Where no
-    plan leaves the arguments where they lie, they are free, and a warning says so.
+    plan leaves the arguments where they lie, they are free, and a warning says so. `like` is a plan
+    of the same program for arrays of other sizes: that point is looked for on its mesh, by its
+    rules.
     """
 
     def quick(request: Request) -> Front:
-        light = Settings(front=False, recompute=0)
-        if program.graph.size <= _ALONE:
-            light = replace(light, workers=1)
-        try:
-            front = _optimized(program, request, ("seconds", *_limited(request)), light)
-        except ExtractError:  # its forms do not reach the limits
-            return _whole(program, request)
+        light = Settings(front=False, workers=1 if program.graph.size <= _ALONE else None)
+        front = _optimized(program, request, ("seconds", *_limited(request)), light, like)
         limit = front.limits(request.limits).get("peak_bytes", math.inf)
         if best_plan(front, request).costs.peak_bytes <= DANGER * limit:
             return front
@@ -111,7 +105,7 @@ def plan_program(program: Program, request: Request) -> Front:
 
     if needs_all(request):
         return whole_front(program, request)
-    return _once(program, request, "plan", quick)
+    return _once(program, request, "plan", quick, like)
 
 
 def needs_all(request: Request) -> bool:
@@ -126,7 +120,11 @@ def whole_front(program: Program, request: Request) -> Front:
 
 
 def _once(
-    program: Program, request: Request, wanted: str, plan: Callable[[Request], Front]
+    program: Program,
+    request: Request,
+    wanted: str,
+    plan: Callable[[Request], Front],
+    like: Plan | None = None,
 ) -> Front:
     """The front of a request, planned where it is not kept: by one process for all."""
     from .plan_once import plan_once
@@ -149,6 +147,7 @@ def _once(
             "committed": request.committed,
             "arguments": request.arguments,
             "settings": request.settings,
+            "like": None if like is None else (like.mesh, like.rules),
         },
         lambda: _where_they_lie(program, request, plan),
         devices=devices_of(place(request)),
@@ -209,7 +208,11 @@ def _limited(request: Request) -> tuple[str, ...]:
 
 
 def _optimized(
-    program: Program, request: Request, objectives: Sequence[str], settings: Settings
+    program: Program,
+    request: Request,
+    objectives: Sequence[str],
+    settings: Settings,
+    like: Plan | None = None,
 ) -> Front:
     from tapestry_egg.pipeline.pipeline import optimize
 
@@ -219,7 +222,8 @@ def _optimized(
     # little that a first call has time to find there.
     alone = not settings.front and mesh is not None and bool(mesh.explicit_axes)
     shapes = contract_of(mesh).meshes(settings.first_axes) if alone else ()
-    front = optimize(
+    asked = partial(
+        optimize,
         program,
         machine_of(request),
         tuple(dict.fromkeys(objectives)),
@@ -228,16 +232,20 @@ def _optimized(
         state=request.state,
         numerics=request.numerics,
         mesh=mesh_shape(mesh),
-        mesh_shapes=shapes[:1] if alone else None,
         pins=request.pins,
         in_shardings=inputs,
         out_shardings=outputs,
         settings=settings,
         on_progress=request.on_progress,
+        like=like,
     )
-    if len(shapes) > 1:
-        front = replace(front, notes=(*front.notes, note("named-mesh", mesh=str(shapes[0]))))
-    return front
+    if len(shapes) < 2:
+        return asked()
+    try:
+        front = asked(mesh_shapes=shapes[:1])
+    except ExtractError:  # nothing fits on it undivided
+        return asked()
+    return replace(front, notes=(*front.notes, note("named-mesh", mesh=str(shapes[0]))))
 
 
 def best_plan(front: Front, request: Request) -> Plan:
