@@ -1,14 +1,18 @@
-"""Exchanges: the rows that a device lacks of an operand, and gets from the devices beside it.
+"""Exchanges: what devices send one another while they run an operation that is cut.
 
 An operand may lie in blocks that an operation's boxes reach over, by less than a block: a window's
 margins, a shift. Then every device sends the rows at the ends of its block to the neighbours whose
 boxes reach there, by permutes, and runs the kernel on its block with the margins. Which rows these
 are follows from the projection alone.
+
+Along a dim that is cumulative, or reduced to states of several arrays, every device runs the kernel
+on its block, gathers the states of all, and combines them with its own result. How large states are
+follows from the dim's monoid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -18,8 +22,10 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.monoids import monoid
 from tapestry_egg.zspace import Projection
 
 from .plan import BodyPlan
@@ -32,7 +38,10 @@ class Exchange:
     """Rows of dim `dim` of operand `operand` that devices send along `axes`: `low` from each to the
     next one, `high` from each to the one before. `row_bytes` is what is read of one row by then:
     with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
-    with this dim's margins."""
+    with this dim's margins.
+
+    Where there are `states`, devices gather these instead: bytes of every array of one device's
+    state. `dim` is then an index dim, and `whole_bytes` is what they are combined with."""
 
     operand: int
     dim: int
@@ -41,11 +50,17 @@ class Exchange:
     high: int
     row_bytes: int
     whole_bytes: int
+    states: tuple[int, ...] = ()
 
     @property
-    def payloads(self) -> tuple[int, ...]:
-        """Bytes that a device sends by each permute."""
-        return tuple(n * self.row_bytes for n in (self.low, self.high) if n)
+    def sends(self) -> tuple[tuple[str, int], ...]:
+        """The collectives: kind, and bytes that a device gives to each."""
+        rows = [(BESIDE, n * self.row_bytes) for n in (self.low, self.high) if n]
+        return (*rows, *[("all_gather", n) for n in self.states])
+
+    def held(self, mesh: MeshShape) -> int:
+        """Bytes that stand beside operands and results while the operation runs."""
+        return sum(self.states) * mesh.parts(self.axes) if self.states else self.whole_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +109,8 @@ def reaches(
 def exchanges(
     signature: OperationSignature, cuts: Cuts, needs: tuple[Layout, ...], mesh: MeshShape
 ) -> tuple[Exchange, ...]:
-    """What an operation so cut gets from neighbours, operand by operand and dim by dim, in order.
+    """What an operation so cut gets from neighbours, operand by operand and dim by dim, in order;
+    then the states that devices gather.
 
     `needs` are the layouts of its operands. Whether the cuts serve them is for the certificate to
     say (`extract/certify/legality.py`), which knows nothing of this.
@@ -119,7 +135,33 @@ def exchanges(
             found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole))
             begin, end = margined(r, local[k])
             local[k] = end - begin
-    return tuple(found)
+    return (*found, *_states(signature, cuts, mesh))
+
+
+def _states(signature: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Iterator[Exchange]:
+    """The states that devices gather along cut dims of the roles `scan` and `join`.
+
+    The elements of a `join` dim's monoid are those of the first operand, with their places in the
+    dtype of the last result. A block has no more states than elements.
+    """
+    for d, dim in enumerate(signature.index):
+        if dim.role not in ("scan", "join") or mesh.parts(cuts[d]) == 1:
+            continue
+        local = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
+        made = prod(signature.outputs[-1].footprint(local))
+        read = prod(signature.inputs[0].footprint(local))
+        many = made // local[d] if dim.role == "scan" else min(made, read)
+        states = monoid(dim.monoid)
+        types = signature.input_types[0], signature.output_types[-1]
+        dtypes = {part.name: type_.dtype for part, type_ in zip(states.element, types)}
+        sizes = [
+            many * TensorType((), dtypes.get(part.dtype, part.dtype)).itemsize
+            for part in states.state
+        ]
+        combined = made * types[1].itemsize
+        if dim.role == "join":
+            combined = mesh.parts(cuts[d]) * sum(sizes)
+        yield Exchange(0, d, cuts[d], 0, 0, 0, combined, tuple(sizes))
 
 
 def margined(reach: Reach, block: int) -> tuple[int, int]:

@@ -19,7 +19,7 @@ from .amounts import ROOM as ROOM
 from .amounts import Blocks, Polynomial, Scattered, Scratch
 from .amounts import evaluate as evaluate
 
-Role = Literal["map", "reduce", "scan", "whole"]
+Role = Literal["map", "reduce", "scan", "join", "whole"]
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
 InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
@@ -30,7 +30,10 @@ class IndexDim:
     """One dim of the index space.
 
     `map` dims reach every output; `reduce` dims reach no output, their partial results combine
-    under `monoid`; `scan` dims are cumulative under `monoid`; `whole` dims must not be cut.
+    under `monoid`; `whole` dims must not be cut. Devices that cut one of the other two exchange
+    states of `monoid` at once: `scan` dims reach every output and are cumulative, so each device
+    adds what the blocks before its own come to; `join` dims reach no output, and every device gets
+    the result from the states of all, which are several arrays.
     """
 
     name: str
