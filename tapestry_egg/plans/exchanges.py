@@ -153,7 +153,9 @@ def _states(signature: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Itera
         many = made // local[d] if dim.role == "scan" else min(made, read)
         states = monoid(dim.monoid)
         types = signature.input_types[0], signature.output_types[-1]
-        dtypes = {part.name: type_.dtype for part, type_ in zip(states.element, types)}
+        dtypes = {
+            part.name: type_.dtype for part, type_ in zip(states.element, types, strict=False)
+        }
         sizes = [
             many * TensorType((), dtypes.get(part.dtype, part.dtype)).itemsize
             for part in states.state

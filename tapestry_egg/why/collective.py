@@ -208,7 +208,10 @@ def _exchanged(account: Account, number: int) -> CollectiveReason:
     lacking = f"{rows} {'row' if rows == 1 else 'rows'} {'before' if low else 'after'} its block"
     need = f"the same with {lacking} along dim {e.dim}"
     steps = f"permute to the {'next' if low else 'previous'} device"
-    why, payload = f"{reader} reads {lacking}, which the device beside it has", float(p.payload_bytes)
+    why, payload = (
+        f"{reader} reads {lacking}, which the device beside it has",
+        float(p.payload_bytes),
+    )
     if e.states:
         payload /= p.group
         need, steps = "the state of every block", "all_gather of the states of all blocks"

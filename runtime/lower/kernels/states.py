@@ -60,7 +60,9 @@ def first_place(call: Call) -> list[jax.Array]:
     places = jnp.expand_dims(at.astype(jnp.int32), axis)
     top = jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
     place = jnp.expand_dims(at, axis) + jnp.asarray(call.block.offset(d), at.dtype)
-    state = {name: _gathered(call, d, s, axis) for name, s in wrap(rule, top, place, xp=jnp).items()}
+    state = {
+        name: _gathered(call, d, s, axis) for name, s in wrap(rule, top, place, xp=jnp).items()
+    }
     (found,) = unwrap(rule, fold(rule, state, axis, xp=jnp), xp=jnp).values()
     return [found]
 
