@@ -48,23 +48,36 @@ def _scanned(call: Call, d: int, q: int, x: jax.Array) -> jax.Array:
 
 
 def first_place(call: Call) -> list[jax.Array]:
-    """Of `argmax` and `argmin`: the place in the whole dim, from the greatest of every block."""
+    """Of `argmax` and `argmin`: the place in the whole dim. Of its block a device makes the state,
+    in one pass, by the monoid's own formulas."""
     import jax.numpy as jnp
+    from jax import lax
 
-    (at,) = call.bind(*call.operands)
     d = _joined(call)
     if d is None:
-        return [at]
+        return call.bind(*call.operands)
     (x,), (axis,) = call.operands, call.params["axes"]
     rule = monoid(call.signature.index[d].monoid)
-    places = jnp.expand_dims(at.astype(jnp.int32), axis)
-    top = jnp.take_along_axis(x, places, axis, mode="promise_in_bounds")
-    place = jnp.expand_dims(at, axis) + jnp.asarray(call.block.offset(d), at.dtype)
-    state = {
-        name: _gathered(call, d, s, axis) for name, s in wrap(rule, top, place, xp=jnp).items()
+    dtype = jnp.dtype(call.params["index_dtype"])
+    places = lax.broadcasted_iota(dtype, x.shape, axis) + jnp.asarray(call.block.offset(d), dtype)
+    elements = wrap(rule, x, places, xp=jnp)
+    names = tuple(elements)
+    neutral = zero(rule, {p.name: e.dtype for p, e in zip(rule.element, (x, places), strict=True)})
+
+    def combined(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        made = combine(
+            rule, dict(zip(names, a, strict=True)), dict(zip(names, b, strict=True)), jnp
+        )
+        return tuple(made[name] for name in names)
+
+    own = lax.reduce(
+        tuple(elements.values()), tuple(neutral[name] for name in names), combined, (axis,)
+    )
+    blocks = {
+        name: _gathered(call, d, jnp.expand_dims(s, axis), axis)
+        for name, s in zip(names, own, strict=True)
     }
-    (found,) = unwrap(rule, fold(rule, state, axis, xp=jnp), xp=jnp).values()
-    return [found]
+    return list(unwrap(rule, fold(rule, blocks, axis, xp=jnp), xp=jnp).values())
 
 
 def first_few(call: Call) -> list[jax.Array]:
