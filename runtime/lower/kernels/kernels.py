@@ -24,7 +24,7 @@ from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
 from .spellings import SPELLINGS
-from .states import after_others, first_few, first_place
+from .states import JOINED, after_others
 
 if TYPE_CHECKING:
     import jax
@@ -127,7 +127,7 @@ def _run(
         images = dense
     params = decode_params(local, kernel=op.kernel)
     call = Call(op.kernel, params, op.params, images, block, platform)
-    lowering = LOWERINGS.get(op.kernel)
+    lowering = LOWERINGS.get(op.kernel) or JOINED.get(op.kernel)
     return after_others(call, list(lowering(call)) if lowering else _bound(call))
 
 
@@ -468,9 +468,6 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "select_and_scatter_add": _select_and_scatter_add,
     "gather": _gather,
-    "argmax": first_place,
-    "argmin": first_place,
-    "top_k": first_few,
     **dict.fromkeys(
         (
             "scatter",

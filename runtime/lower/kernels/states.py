@@ -6,6 +6,7 @@ all blocks in their order, and combines them with its own result.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from tapestry_egg.monoids import monoid
@@ -47,7 +48,7 @@ def _scanned(call: Call, d: int, q: int, x: jax.Array) -> jax.Array:
     return combine(rule, *((own, before) if reverse else (before, own)), xp=jnp)[part.name]
 
 
-def first_place(call: Call) -> list[jax.Array]:
+def _first_place(call: Call) -> list[jax.Array]:
     """Of `argmax` and `argmin`: the place in the whole dim. Of its block a device makes the state,
     in one pass, by the monoid's own formulas."""
     import jax.numpy as jnp
@@ -80,7 +81,7 @@ def first_place(call: Call) -> list[jax.Array]:
     return list(unwrap(rule, fold(rule, blocks, axis, xp=jnp), xp=jnp).values())
 
 
-def first_few(call: Call) -> list[jax.Array]:
+def _first_few(call: Call) -> list[jax.Array]:
     """Of `top_k`: the greatest of what is greatest in every block. Blocks are gathered in order, so
     that of equal elements those of lower places still come first."""
     import jax.numpy as jnp
@@ -107,3 +108,11 @@ def _gathered(call: Call, d: int, x: jax.Array, axis: int) -> jax.Array:
     """What all blocks of a cut index dim have, side by side along an axis, in their order."""
     block = call.block
     return apply(x, Change("all_gather", block.cuts[d], axis), block.mesh, call.platform)
+
+
+#: Kernel -> its lowering on a block of a dim of the role `join`.
+JOINED: Mapping[str, Callable[[Call], list[jax.Array]]] = {
+    "argmax": _first_place,
+    "argmin": _first_place,
+    "top_k": _first_few,
+}
