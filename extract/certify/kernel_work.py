@@ -121,7 +121,7 @@ def kernel_work(
     types = instances[-1].signature.output_types
     dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
     own = instances[-1].signature
-    spilled = own.spilled
+    spilled = own.spilled_in(extents[unit.members[-1]])
     work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction, spilled)
     if through.is_free(not any(given[v].partial for v in unit.outputs)):
         inside = joules(flops, 0.0, 0.0, 0.0, mesh.devices, target, dtype, contraction)

@@ -51,15 +51,16 @@ def _computed(computation: Mapping[str, Any], operands: Sequence[Array]) -> list
     for v, number in computation.get("constants", {}).items():
         known[int(v)] = np.full(shape, number, numpy_dtype(dtypes[int(v)]))
     for op in computation["operations"]:
-        types = [tuple([TensorType(shape, dtypes[v]) for v in op[side]]) for side in _SIDES]
+        read, made = (
+            tuple([TensorType(shape, dtypes[v]) for v in op[side]])
+            for side in ("inputs", "outputs")
+        )
         params = op.get("params", {})
-        signature = registry.signature(op["kernel"], params, *types)
-        made = reference(op["kernel"], params, signature, [known[v] for v in op["inputs"]])
-        known.update(zip(op["outputs"], made, strict=True))
+        signature = registry.signature(op["kernel"], params, read, made)
+        results = reference(op["kernel"], params, signature, [known[v] for v in op["inputs"]])
+        known.update(zip(op["outputs"], results, strict=True))
     return [known[v] for v in computation["outputs"]]
 
-
-_SIDES = ("inputs", "outputs")
 
 #: Kernel name -> its implementation.
 REFERENCES: Mapping[str, Reference] = {

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from math import prod
+from math import log2, prod
 from typing import Literal
 
 from tapestry_egg.graph.blockgraph import TensorType
@@ -179,6 +179,15 @@ class OperationSignature:
     def whole_flops(self) -> float:
         """Flops of the whole operation, on one device."""
         return evaluate(self.flops, self.extents)
+
+    def spilled_in(self, extents: Sequence[int]) -> float:
+        """`spilled` at the given (local) index extents: a network that sorts less along a `join`
+        dim takes fewer steps, as log2 squared of the extent."""
+        share = 1.0
+        for dim, n in zip(self.index, extents, strict=True):
+            if self.spilled and dim.role == "join" and 1 < n < dim.size:
+                share *= (log2(n) / log2(dim.size)) ** 2
+        return self.spilled * share
 
     @cached_property
     def read_bytes(self) -> tuple[float, ...]:
