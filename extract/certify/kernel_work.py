@@ -277,7 +277,7 @@ def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> W
     seconds = energy = traffic = wire = 0.0
     for e in found:
         rows = [(BESIDE, float(n * e.row_bytes)) for n in (e.low, e.high) if n]
-        for kind, sent in (*rows, *[("all_gather", float(n)) for n in e.states]):
+        for kind, sent in (*rows, *[(kind, float(n)) for kind, n in e.states]):
             seconds += collective_seconds(kind, sent, e.axes, mesh, target)
             energy += collective_joules(kind, sent, e.axes, mesh, target)
             wire += collective_wire_bytes(kind, sent, mesh.parts(e.axes))

@@ -32,6 +32,10 @@ from .plan import BodyPlan
 
 Cuts = tuple[tuple[int, ...], ...]
 
+#: Where the states of all devices take so many bytes, each combines a part of them: below, what is
+#: sent takes less time than one more collective.
+EXCHANGED = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
@@ -40,8 +44,10 @@ class Exchange:
     with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
     with this dim's margins.
 
-    Where there are `states`, devices gather these instead: bytes of every array of one device's
-    state. `dim` is then an index dim, and `whole_bytes` is what they are combined with."""
+    Where there are `states`, devices combine these instead: the collectives, each with the bytes
+    that a device gives to it. `dim` is then an index dim, and `whole_bytes` is what a kernel reads
+    and writes to combine them. If they are exchanged, each device combines its part of them, along
+    dim `scattered` of the result, and the parts are gathered."""
 
     operand: int
     dim: int
@@ -50,17 +56,20 @@ class Exchange:
     high: int
     row_bytes: int
     whole_bytes: int
-    states: tuple[int, ...] = ()
+    states: tuple[tuple[str, int], ...] = ()
+    scattered: int | None = None
 
     @property
     def sends(self) -> tuple[tuple[str, int], ...]:
         """The collectives: kind, and bytes that a device gives to each."""
         rows = [(BESIDE, n * self.row_bytes) for n in (self.low, self.high) if n]
-        return (*rows, *[("all_gather", n) for n in self.states])
+        return (*rows, *self.states)
 
     def held(self, mesh: MeshShape) -> int:
         """Bytes that stand beside operands and results while the operation runs."""
-        return sum(self.states) * mesh.parts(self.axes) if self.states else self.whole_bytes
+        parts = mesh.parts(self.axes)
+        states = [n * (parts if kind == "all_gather" else 1) for kind, n in self.states]
+        return sum(states) if states else self.whole_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +119,7 @@ def exchanges(
     signature: OperationSignature, cuts: Cuts, needs: tuple[Layout, ...], mesh: MeshShape
 ) -> tuple[Exchange, ...]:
     """What an operation so cut gets from neighbours, operand by operand and dim by dim, in order;
-    then the states that devices gather.
+    then the states that devices combine.
 
     `needs` are the layouts of its operands. Whether the cuts serve them is for the certificate to
     say (`extract/certify/legality.py`), which knows nothing of this.
@@ -135,35 +144,40 @@ def exchanges(
             found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole))
             begin, end = margined(r, local[k])
             local[k] = end - begin
-    return (*found, *_states(signature, cuts, mesh))
+    return (*found, *states_combined(signature, cuts, mesh))
 
 
-def _states(signature: OperationSignature, cuts: Cuts, mesh: MeshShape) -> Iterator[Exchange]:
-    """The states that devices gather along cut dims of the roles `scan` and `join`.
+def states_combined(
+    signature: OperationSignature, cuts: Cuts, mesh: MeshShape
+) -> Iterator[Exchange]:
+    """The states that devices combine along cut dims of the roles `scan` and `join`.
 
     The elements of a `join` dim's monoid are those of the first operand, with their places in the
-    dtype of the last result. A block has no more states than elements.
+    dtype of the last result. If results are other than the monoid's own, a block keeps several
+    states, no more than it has elements.
     """
     for d, dim in enumerate(signature.index):
-        if dim.role not in ("scan", "join") or mesh.parts(cuts[d]) == 1:
+        parts = mesh.parts(cuts[d])
+        if dim.role not in ("scan", "join") or parts == 1:
             continue
         local = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
-        made = prod(signature.outputs[-1].footprint(local))
-        read = prod(signature.inputs[0].footprint(local))
+        shape = signature.outputs[-1].footprint(local)
+        made, read = prod(shape), prod(signature.inputs[0].footprint(local))
+        rule, first, last = monoid(dim.monoid), signature.input_types[0], signature.output_types[-1]
+        dtypes = {p.name: t.dtype for p, t in zip(rule.element, (first, last), strict=False)}
+        sizes = [TensorType((), dtypes.get(p.dtype, p.dtype)).itemsize for p in rule.state]
         many = made // local[d] if dim.role == "scan" else min(made, read)
-        states = monoid(dim.monoid)
-        types = signature.input_types[0], signature.output_types[-1]
-        dtypes = {
-            part.name: type_.dtype for part, type_ in zip(states.element, types, strict=False)
-        }
-        sizes = [
-            many * TensorType((), dtypes.get(part.dtype, part.dtype)).itemsize
-            for part in states.state
-        ]
-        combined = made * types[1].itemsize
+        states, combined, scattered = [many * n for n in sizes], made * last.itemsize, None
+        gathered = parts * sum(states)
         if dim.role == "join":
-            combined = mesh.parts(cuts[d]) * sum(sizes)
-        yield Exchange(0, d, cuts[d], 0, 0, 0, combined, tuple(sizes))
+            combined, own = gathered, len(signature.outputs) == len(rule.result)
+            if own and gathered >= EXCHANGED:
+                scattered = next((k for k, n in enumerate(shape) if n % parts == 0), None)
+        kinds = [("all_gather" if scattered is None else "all_to_all", n) for n in states]
+        if scattered is not None:
+            combined = sum(states)
+            kinds.append(("all_gather", made * last.itemsize // parts))
+        yield Exchange(0, d, cuts[d], 0, 0, 0, combined, tuple(kinds), scattered)
 
 
 def margined(reach: Reach, block: int) -> tuple[int, int]:

@@ -150,7 +150,8 @@ def _beside(
         type_ = wide.get(v, values[v])
         row = e.row_bytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
         sent = [(BESIDE, rows, sum(rows) * row) for rows in ((e.low, 0), (0, e.high)) if any(rows)]
-        sent += [("all_gather", (0, 0), n * group) for n in e.states]
+        for kind, n in e.states:
+            sent.append((kind, (0, 0), n * (group if kind == "all_gather" else 1)))
         for kind, rows, payload in sent:
             planned = PlannedCollective(
                 kind=kind,

@@ -213,8 +213,8 @@ def _exchanged(account: Account, number: int) -> CollectiveReason:
         float(p.payload_bytes),
     )
     if e.states:
-        payload /= p.group
-        need, steps = "the state of every block", "all_gather of the states of all blocks"
+        payload /= p.group if p.kind == "all_gather" else 1
+        need, steps = "the states of all blocks", f"{p.kind} of the states"
         why = f"{reader} combines what the blocks of all devices come to"
     return _told(
         account,

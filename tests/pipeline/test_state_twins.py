@@ -79,6 +79,10 @@ TWINS: dict[str, tuple[Any, Any, list[tuple[int, ...]], list[tuple[int, ...]], A
         *(lambda x: first(x, 1), lambda x: first_twin(x, 1)),
         *([(4096, 65536)], [(4, 64)], (COLUMNS,)),
     ),
+    "argmax of many": (
+        *(lambda x: first(x, 0), lambda x: first_twin(x, 0)),
+        *([(64, 2**22)], [(16, 64)], (P("x"),)),
+    ),
     "argmax of all": (
         *(lambda x: jnp.argmax(x), lambda x: first_twin(x.reshape(-1), 0)),
         *([(4096, 4096)], [(16, 8)], (P("x"),)),

@@ -14,6 +14,7 @@ from jax import lax
 
 from tapestry_egg.extract.certify.legality import Illegal, check_strategy
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.plans import exchanges
 from tapestry_egg.runtime import compare, compile
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import finish, make_plan, signature_of, strategy
@@ -107,6 +108,26 @@ def test_the_place_of_the_first_extreme(
     x, dim = drawn
     got = on_blocks(lambda x: operation(x, dim, np.int8 if narrow else np.int32), x, dim, axes)
     np.testing.assert_array_equal(got, by_numpy(x, dim))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", CUTS)
+def test_many_places_are_combined_in_parts(
+    axes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device combines the states of a part of the results, and these are gathered."""
+    x = np.random.default_rng(1).integers(0, 3, (5, 16, 8)).astype(np.float32)
+    x[0, 3, 4] = x[2, 12, 1] = np.nan
+
+    def first(x: Array) -> Array:
+        return lax.argmax(x, 1, np.int32)
+
+    monkeypatch.setattr(exchanges, "EXCHANGED", 0)
+    np.testing.assert_array_equal(on_blocks(first, x, 1, axes), np.argmax(x, 1))
+    signature = signature_of(graph := trace(first, x).graph, graph.operations[0])
+    cuts = tuple(axes if dim.role == "join" else () for dim in signature.index)
+    (found,) = exchanges.states_combined(signature, cuts, MESH)
+    assert [kind for kind, _ in found.states] == ["all_to_all", "all_to_all", "all_gather"]
 
 
 @pytest.mark.slow

@@ -12,7 +12,10 @@ from typing import TYPE_CHECKING
 from tapestry_egg.monoids import monoid
 from tapestry_egg.monoids.fold import combine, fold, unwrap, wrap, zero
 from tapestry_egg.plans.collectives import apply, block_number
+from tapestry_egg.plans.exchanges import states_combined
 from tapestry_egg.plans.plan import Change
+
+from .reductions import reduce_scatter
 
 if TYPE_CHECKING:
     import jax
@@ -58,6 +61,7 @@ def _first_place(call: Call) -> list[jax.Array]:
     if d is None:
         return call.bind(*call.operands)
     (x,), (axis,) = call.operands, call.params["axes"]
+    mesh, axes = call.block.mesh, call.block.cuts[d]
     rule = monoid(call.signature.index[d].monoid)
     dtype = jnp.dtype(call.params["index_dtype"])
     places = lax.broadcasted_iota(dtype, x.shape, axis) + jnp.asarray(call.block.offset(d), dtype)
@@ -74,10 +78,14 @@ def _first_place(call: Call) -> list[jax.Array]:
     own = lax.reduce(
         tuple(elements.values()), tuple(neutral[name] for name in names), combined, (axis,)
     )
-    blocks = {
-        name: _gathered(call, d, jnp.expand_dims(s, axis), axis)
-        for name, s in zip(names, own, strict=True)
-    }
+    state = dict(zip(names, own, strict=True))
+    k = next(e.scattered for e in states_combined(call.signature, call.block.cuts, mesh))
+    if k is not None:
+        ordered = [mesh.names[a] for a in axes if mesh.sizes[a] > 1]
+        state = reduce_scatter(rule, state, ordered, k, x.dtype.name)
+        (part,) = unwrap(rule, state, xp=jnp).values()
+        return [_gathered(call, d, part, k)]
+    blocks = {name: _gathered(call, d, jnp.expand_dims(s, axis), axis) for name, s in state.items()}
     return list(unwrap(rule, fold(rule, blocks, axis, xp=jnp), xp=jnp).values())
 
 
