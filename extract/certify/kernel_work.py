@@ -121,7 +121,7 @@ def kernel_work(
     types = instances[-1].signature.output_types
     dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
     own = instances[-1].signature
-    spilled = own.spilled
+    spilled = own.spilled_in(extents[unit.members[-1]])
     work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction, spilled)
     if through.is_free(not any(given[v].partial for v in unit.outputs)):
         inside = joules(flops, 0.0, 0.0, 0.0, mesh.devices, target, dtype, contraction)
@@ -272,22 +272,24 @@ def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
 
 def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> Work:
     """One run's permutes of edges, and the kernels that put blocks and edges together, one dim
-    after the other: they read and write the block with its margins, each once."""
+    after the other: they read and write the block with its margins, each once. So do two kernels
+    with states that are gathered and what these are combined with."""
     seconds = energy = traffic = wire = 0.0
     for e in found:
-        for rows in (e.low, e.high):
-            if rows:
-                sent = float(rows * e.row_bytes)
-                seconds += collective_seconds(BESIDE, sent, e.axes, mesh, target)
-                energy += collective_joules(BESIDE, sent, e.axes, mesh, target)
-                wire += sent
+        rows = [(BESIDE, float(n * e.row_bytes)) for n in (e.low, e.high) if n]
+        for kind, sent in (*rows, *[(kind, float(n)) for kind, n in e.states]):
+            seconds += collective_seconds(kind, sent, e.axes, mesh, target)
+            energy += collective_joules(kind, sent, e.axes, mesh, target)
+            wire += collective_wire_bytes(kind, sent, mesh.parts(e.axes))
         moved = 2.0 * e.whole_bytes
-        took = moved / target.hbm_bytes_per_second + target.launch_seconds
+        launches = 2 if e.states else 1
+        took = moved / target.hbm_bytes_per_second + launches * target.launch_seconds
         energy += joules(0.0, moved, 0.0, took, mesh.devices, target, contraction=False)
         seconds, traffic = seconds + took, traffic + moved
     return Work(seconds, energy, 0.0, traffic, wire, "exchange")
 
 
-def margin_bytes(found: Sequence[Exchange]) -> float:
-    """Bytes of a device's operands with their margins, which stand beside the blocks."""
-    return float(sum({e.operand: e.whole_bytes for e in found}.values()))
+def margin_bytes(found: Sequence[Exchange], mesh: MeshShape) -> float:
+    """Bytes of a device's operands with their margins, which stand beside the blocks, and of the
+    states of all devices."""
+    return float(sum({e.operand: e.held(mesh) for e in found}.values()))

@@ -135,12 +135,12 @@ def _check_shapes(signature: OperationSignature, strategy: Strategy, mesh: MeshS
     for d, (dim, axes) in enumerate(zip(signature.index, strategy.cuts, strict=True)):
         if mesh.parts(axes) == 1:
             continue
-        if dim.role not in ("map", "reduce"):
+        if dim.role == "whole":
             raise Illegal(f"index dim {dim.name} has the role {dim.role} and is cut")
         if dim.size % mesh.parts(axes):
             raise Illegal(f"index dim {dim.name} of extent {dim.size} is cut unevenly")
         reached = [any(row[d] for row in p.matrix) for p in signature.outputs]
-        if any(r != (dim.role == "map") for r in reached):
+        if any(r != (dim.role in ("map", "scan")) for r in reached):
             raise Illegal(f"index dim {dim.name} is cut as {dim.role} against the projections")
 
 

@@ -329,7 +329,11 @@ class Walk:
                 )
         for i, margins in self.margins.items():
             if self.program.instances[i].body == b:
-                total += sum(n for e in margins for n in e.payloads)
+                sends = [(kind, n, e.axes) for e in margins for kind, n in e.sends]
+                total += sum(
+                    collective_wire_bytes(kind, float(n), self.mesh.parts(axes))
+                    for kind, n, axes in sends
+                )
         for k, op in enumerate(self.program.bodies[b].graph.operations):
             if not op.regions:
                 continue
@@ -403,7 +407,7 @@ class Walk:
                 read = needs, back, copies, size, inside, late, self._left(v)
                 for x in lives.buffers(v, self.given[v], *read):
                     yield v, x
-            scratch += sum(margin_bytes(self.margins.get(i, ())) for i in unit.members)
+            scratch += sum(margin_bytes(self.margins.get(i, ()), self.mesh) for i in unit.members)
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:
                     (v, *_), at = unit.outputs, 2 * u + 1

@@ -163,7 +163,7 @@ class Held:
 
     def computes_operands(self, step: Step) -> bool:
         """Whether a step's kernel can compute what the step reads."""
-        reduces = step.name.startswith("reduce_") and not step.sent
+        reduces = step.name.startswith("reduce") and not step.sent
         named = step.name in _UPDATES | _VIEWS | {"argmax", "argmin", "cumsum"}
         may = self.mode == "all" and (step.name == "cond" or self._summed_by_vector(step) > 0)
         return reduces or named or may or self.is_fused(step)

@@ -87,7 +87,7 @@ def census_text(census: Census) -> str:
         (flops, moved), (cut_flops, cut_bytes) = _shares(whole, total), _shares(part, whole)
         rows.append([role, str(whole.operations), flops, cut_flops, moved, cut_bytes])
     along = [["split along", "operations", "flops", "bytes"]]
-    for role in ("map", "reduce", "scan"):
+    for role in ("map", "reduce", "scan", "join"):
         part = census.work(split=role)
         if part.operations:
             along.append([f"{role} dims", str(part.operations), *_shares(part, total)])
@@ -166,7 +166,7 @@ def census_data(census: Census) -> dict[str, Any]:
         "name": census.name,
         **row(total, census.work(split="any")),
         "roles": {r: row(census.work(r), census.work(r, split="any")) for r in census.roles},
-        "dims": {r: row(total, census.work(split=r)) for r in ("map", "reduce", "scan")},
+        "dims": {r: row(total, census.work(split=r)) for r in ("map", "reduce", "scan", "join")},
         "in_scan_bodies": row(census.work(looped=True), census.work(looped=True, split="any")),
         "no_split": [
             {

@@ -85,7 +85,7 @@ def like_roofline(
     dtype: str,
     target: Target,
     contraction: bool,
-    spilled: float = 0.0,
+    spilled: Amount | float = 0.0,
 ) -> Amount:
     """The flops that take as long at the target's sustained rate as these do in a kernel whose own
     rate has been measured (`tables/kernel_rates.py`). Of all others the same ones, and those that
@@ -93,7 +93,7 @@ def like_roofline(
     one part after the other."""
     rate, own = kernel_rate(kernel, measured, dtype, target.name), target.rate(dtype, contraction)
     if rate is None:
-        return flops * (1.0 + spilled * own / target.hbm_bytes_per_second) if spilled else flops
+        return flops * (1.0 + spilled * own / target.hbm_bytes_per_second)
     return flops * (own / rate)
 
 

@@ -1,14 +1,18 @@
-"""Exchanges: the rows that a device lacks of an operand, and gets from the devices beside it.
+"""Exchanges: what devices send one another while they run an operation that is cut.
 
 An operand may lie in blocks that an operation's boxes reach over, by less than a block: a window's
 margins, a shift. Then every device sends the rows at the ends of its block to the neighbours whose
 boxes reach there, by permutes, and runs the kernel on its block with the margins. Which rows these
 are follows from the projection alone.
+
+Along a dim that is cumulative, or reduced to states of several arrays, every device runs the kernel
+on its block, gathers the states of all, and combines them with its own result. How large states are
+follows from the dim's monoid.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -18,13 +22,19 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.monoids import monoid
 from tapestry_egg.zspace import Projection
 
 from .plan import BodyPlan
 
 Cuts = tuple[tuple[int, ...], ...]
+
+#: Where the states of all devices take so many bytes, each combines a part of them: below, what is
+#: sent takes less time than one more collective.
+EXCHANGED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +42,12 @@ class Exchange:
     """Rows of dim `dim` of operand `operand` that devices send along `axes`: `low` from each to the
     next one, `high` from each to the one before. `row_bytes` is what is read of one row by then:
     with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
-    with this dim's margins."""
+    with this dim's margins.
+
+    Where there are `states`, devices combine these instead: the collectives, each with the bytes
+    that a device gives to it. `dim` is then an index dim, and `whole_bytes` is what a kernel reads
+    and writes to combine them. If they are exchanged, each device combines its part of them, along
+    dim `scattered` of the result, and the parts are gathered."""
 
     operand: int
     dim: int
@@ -41,11 +56,20 @@ class Exchange:
     high: int
     row_bytes: int
     whole_bytes: int
+    states: tuple[tuple[str, int], ...] = ()
+    scattered: int | None = None
 
     @property
-    def payloads(self) -> tuple[int, ...]:
-        """Bytes that a device sends by each permute."""
-        return tuple(n * self.row_bytes for n in (self.low, self.high) if n)
+    def sends(self) -> tuple[tuple[str, int], ...]:
+        """The collectives: kind, and bytes that a device gives to each."""
+        rows = [(BESIDE, n * self.row_bytes) for n in (self.low, self.high) if n]
+        return (*rows, *self.states)
+
+    def held(self, mesh: MeshShape) -> int:
+        """Bytes that stand beside operands and results while the operation runs."""
+        parts = mesh.parts(self.axes)
+        states = [n * (parts if kind == "all_gather" else 1) for kind, n in self.states]
+        return sum(states) if states else self.whole_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +118,8 @@ def reaches(
 def exchanges(
     signature: OperationSignature, cuts: Cuts, needs: tuple[Layout, ...], mesh: MeshShape
 ) -> tuple[Exchange, ...]:
-    """What an operation so cut gets from neighbours, operand by operand and dim by dim, in order.
+    """What an operation so cut gets from neighbours, operand by operand and dim by dim, in order;
+    then the states that devices combine.
 
     `needs` are the layouts of its operands. Whether the cuts serve them is for the certificate to
     say (`extract/certify/legality.py`), which knows nothing of this.
@@ -119,7 +144,40 @@ def exchanges(
             found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole))
             begin, end = margined(r, local[k])
             local[k] = end - begin
-    return tuple(found)
+    return (*found, *states_combined(signature, cuts, mesh))
+
+
+def states_combined(
+    signature: OperationSignature, cuts: Cuts, mesh: MeshShape
+) -> Iterator[Exchange]:
+    """The states that devices combine along cut dims of the roles `scan` and `join`.
+
+    The elements of a `join` dim's monoid are those of the first operand, with their places in the
+    dtype of the last result. If results are other than the monoid's own, a block keeps several
+    states, no more than it has elements.
+    """
+    for d, dim in enumerate(signature.index):
+        parts = mesh.parts(cuts[d])
+        if dim.role not in ("scan", "join") or parts == 1:
+            continue
+        local = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
+        shape = signature.outputs[-1].footprint(local)
+        made, read = prod(shape), prod(signature.inputs[0].footprint(local))
+        rule, first, last = monoid(dim.monoid), signature.input_types[0], signature.output_types[-1]
+        dtypes = {p.name: t.dtype for p, t in zip(rule.element, (first, last), strict=False)}
+        sizes = [TensorType((), dtypes.get(p.dtype, p.dtype)).itemsize for p in rule.state]
+        many = made // local[d] if dim.role == "scan" else min(made, read)
+        states, combined, scattered = [many * n for n in sizes], made * last.itemsize, None
+        gathered = parts * sum(states)
+        if dim.role == "join":
+            combined, own = gathered, len(signature.outputs) == len(rule.result)
+            if own and gathered >= EXCHANGED:
+                scattered = next((k for k, n in enumerate(shape) if n % parts == 0), None)
+        kinds = [("all_gather" if scattered is None else "all_to_all", n) for n in states]
+        if scattered is not None:
+            combined = sum(states)
+            kinds.append(("all_gather", made * last.itemsize // parts))
+        yield Exchange(0, d, cuts[d], 0, 0, 0, combined, tuple(kinds), scattered)
 
 
 def margined(reach: Reach, block: int) -> tuple[int, int]:

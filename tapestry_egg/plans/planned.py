@@ -142,21 +142,23 @@ def _beside(
     times: int,
     path: tuple[tuple[int, int], ...],
 ) -> list[Moved]:
-    """The rows of operands that devices send to their neighbours; `wide` values as they are."""
+    """The rows of operands that devices send to their neighbours, `wide` values as they are; and
+    the states that they gather."""
     values, found = body.graph.values, []
     for e in exchanges_of(body, k, mesh):
         v, group = op.inputs[e.operand], mesh.parts(e.axes)
         type_ = wide.get(v, values[v])
-        for rows in ((e.low, 0), (0, e.high)):
-            if not any(rows):
-                continue
-            row = e.row_bytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
+        row = e.row_bytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
+        sent = [(BESIDE, rows, sum(rows) * row) for rows in ((e.low, 0), (0, e.high)) if any(rows)]
+        for kind, n in e.states:
+            sent.append((kind, (0, 0), n * (group if kind == "all_gather" else 1)))
+        for kind, rows, payload in sent:
             planned = PlannedCollective(
-                kind=BESIDE,
+                kind=kind,
                 axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
                 group=group,
-                payload_bytes=sum(rows) * row,
-                wire_bytes=wire_bytes(BESIDE, sum(rows) * row, group),
+                payload_bytes=payload,
+                wire_bytes=wire_bytes(kind, payload, group),
                 count=times,
                 value=f"%{v} {type_}",
                 reader=f"{op.kernel} #{k}",

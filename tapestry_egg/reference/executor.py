@@ -155,7 +155,7 @@ _COMBINE: dict[str, Any] = {
 
 def check_cover(signature: OperationSignature, cover: Sequence[ZRange], where: str = "") -> None:
     """Raise CoverError unless the boxes are disjoint, together are the index space, and leave the
-    dims whole that the roles `whole` and `scan` forbid to cut."""
+    dims whole that are not of the roles `map` and `reduce`: shards exchange nothing here."""
     whole = ZRange.from_shape(signature.extents)
     for box in cover:
         if box.rank != whole.rank:
@@ -163,7 +163,7 @@ def check_cover(signature: OperationSignature, cover: Sequence[ZRange], where: s
         if not whole.contains(box):
             raise CoverError(f"{box} leaves the index space {whole}", where=where)
         for d, dim in enumerate(signature.index):
-            if dim.role in ("whole", "scan") and box.shape[d] not in (0, dim.size):
+            if dim.role in ("whole", "scan", "join") and box.shape[d] not in (0, dim.size):
                 raise CoverError(
                     f"{box} cuts index dim {dim.name}, whose role is {dim.role}",
                     where=where,

@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.opaque import facts_of
 from tapestry_egg.metakernels.registry import localize
 from tapestry_egg.metakernels.signatures.parameters import readable
@@ -27,8 +29,42 @@ from .movement import MOVEMENT
 from .random import RANDOM
 from .streaming import STREAMING
 
+
+def _reduce(call: Call) -> tuple[Array, ...]:
+    """Several arrays reduced by the computation on scalars that the operation carries: element by
+    element along the reduced dims, for all kept places at once."""
+    many = len(call.operands) // 2
+    xs, starts = call.operands[:many], call.operands[many:]
+    state = [np.full(call.shape(q), x) for q, x in enumerate(starts)]
+    axes = call.params["dimensions"]
+    rows = [np.moveaxis(x, axes, range(len(axes))) for x in xs]
+    for at in np.ndindex(*rows[0].shape[: len(axes)]):
+        state = _computed(call.params["jaxpr"]["$jaxpr"], [*state, *[x[at] for x in rows]])
+    return tuple(state)
+
+
+def _computed(computation: Mapping[str, Any], operands: Sequence[Array]) -> list[Array]:
+    """What a computation on scalars, as a document, gives of every element of some arrays."""
+    shape = operands[0].shape
+    dtypes = [str(t).partition("[")[0] for t in computation["values"]]
+    known = dict(zip(computation["inputs"], operands, strict=True))
+    for v, number in computation.get("constants", {}).items():
+        known[int(v)] = np.full(shape, number, numpy_dtype(dtypes[int(v)]))
+    for op in computation["operations"]:
+        read, made = (
+            tuple([TensorType(shape, dtypes[v]) for v in op[side]])
+            for side in ("inputs", "outputs")
+        )
+        params = op.get("params", {})
+        signature = registry.signature(op["kernel"], params, read, made)
+        results = reference(op["kernel"], params, signature, [known[v] for v in op["inputs"]])
+        known.update(zip(op["outputs"], results, strict=True))
+    return [known[v] for v in computation["outputs"]]
+
+
 #: Kernel name -> its implementation.
 REFERENCES: Mapping[str, Reference] = {
+    "reduce": _reduce,
     **ELEMENTWISE,
     **MOVEMENT,
     **ALGEBRA,

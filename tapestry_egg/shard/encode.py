@@ -98,8 +98,10 @@ def signature_facts(
         add("extent", s, d, dim.size)
         if empty:
             continue
-        if dim.role == "map":
+        if dim.role in ("map", "scan", "join"):  # results are whole, or in blocks; never partial
             add("map-dim", s, d)
+            if dim.role == "join":
+                add("join-dim", s, d)
         elif dim.role == "reduce" and dim.monoid is not None:
             add("reduce-dim", s, d, monoid_number[dim.monoid])
     operands = len(signature.inputs)

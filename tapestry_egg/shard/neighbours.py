@@ -1,4 +1,4 @@
-"""Neighbours: what it takes that devices exchange the rows that strategies lack of operands."""
+"""Neighbours: what it takes that devices exchange what strategies lack of operands or states."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.costs import BESIDE, collective_seconds, collective_wire_bytes
+from tapestry_egg.machine.costs import collective_seconds, collective_wire_bytes
 from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.exchanges import Exchange, exchanges
@@ -50,21 +50,23 @@ def exchange_costs(
 ) -> tuple[float, float, float, float]:
     """Seconds, joules of the mesh, bytes in memory and bytes sent of one operation's exchanges.
 
-    Every permute is on its own. Then a kernel writes the block with its margins, which are in
+    Every collective is on its own. Then a kernel writes the block with its margins, which are in
     memory beside the block while the operation runs; of operands with margins along several dims
     the arrays in between are gone by then. Of an operand that exists only inside a kernel the rows
-    that are sent are computed for themselves, in the same time at most.
+    that are sent are computed for themselves, in the same time at most. States that are gathered
+    are combined by one kernel, and with the result by another.
     """
     seconds = energy = sent = 0.0
     arrays: dict[int, float] = {}
     for e in found:
-        for payload in e.payloads:
-            seconds += collective_seconds(BESIDE, float(payload), e.axes, mesh, target)
-            energy += collective_joules(BESIDE, float(payload), e.axes, mesh, target)
-            sent += collective_wire_bytes(BESIDE, float(payload), mesh.parts(e.axes))
+        for kind, payload in e.sends:
+            seconds += collective_seconds(kind, float(payload), e.axes, mesh, target)
+            energy += collective_joules(kind, float(payload), e.axes, mesh, target)
+            sent += collective_wire_bytes(kind, float(payload), mesh.parts(e.axes))
         traffic = 2.0 * e.whole_bytes
-        took = traffic / target.hbm_bytes_per_second + target.launch_seconds
+        kernels = 2 if e.states else 1
+        took = traffic / target.hbm_bytes_per_second + kernels * target.launch_seconds
         seconds += took
         energy += joules(0.0, traffic, 0.0, took, mesh.devices, target, contraction=False)
-        arrays[e.operand] = float(e.whole_bytes)
+        arrays[e.operand] = float(e.held(mesh))
     return seconds, energy, sum(arrays.values()), sent

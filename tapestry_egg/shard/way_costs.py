@@ -114,6 +114,15 @@ class WayCosts:
             self._steps[signature] = np.array([evaluate(model.steps, x) for x in local])
         return self._steps[signature]
 
+    def spilled(self, signature: int) -> Floats:
+        """Per strategy the bytes that each flop of a kernel takes through memory."""
+        model = self.saturated.encoding.signatures[signature]
+        local = [
+            [n // self.mesh.parts(c) for n, c in zip(model.extents, s.cuts, strict=True)]
+            for s in self._strategies(signature)
+        ]
+        return np.array([model.spilled_in(x) for x in local])
+
     def blocks(self, signature: int) -> Floats:
         """Per strategy the seconds of a kernel in blocks of scores, and the bytes of these that go
         through memory: [strategies, 2]."""
@@ -169,8 +178,11 @@ class WayCosts:
         if gemm is not None:
             dtype = gemm.dtype
         own = root.signature
+        spilled: Floats | float = own.spilled
+        if spilled:
+            spilled = self.spilled(self.signature_of[unit.root])[choice[:, -1]]
         work = like_roofline(
-            own.kernel, own.measured, flops, dtype, self.target, contraction, own.spilled
+            own.kernel, own.measured, flops, dtype, self.target, contraction, spilled
         )
         steps = self.steps(self.signature_of[unit.root])[choice[:, -1]] if own.steps else 0.0
         seconds = kernel_seconds(work, moved, dtype, self.target, contraction, gemm, steps)

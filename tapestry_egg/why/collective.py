@@ -11,7 +11,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.kernel_work import block_bytes
 from tapestry_egg.extract.certify.recount import Move
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.costs import BESIDE, carried_as, collective_seconds
+from tapestry_egg.machine.costs import carried_as, collective_seconds
 from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.plans.plan import Plan, Strategy
 from tapestry_egg.plans.planned import Moved
@@ -195,20 +195,31 @@ def _update_of(account: Account, v: FlatId) -> str:
 
 
 def _exchanged(account: Account, number: int) -> CollectiveReason:
-    """The rows of an operand that devices send to the ones beside them."""
+    """The rows of an operand that devices send to the ones beside them, or the states that they
+    gather."""
     one = account.moved[number]
-    e, layout, b = one.exchange, one.layout, account.body_at(one.path)
+    p, e, layout, b = one.planned, one.exchange, one.layout, account.body_at(one.path)
     assert e is not None and layout is not None
     graph, (low, high) = account.program.bodies[b].graph, one.rows
     local = graph.operations[one.reader].inputs[e.operand]
     v, maker = account.program.bodies[b].values[local], graph.producers().get(local, -1)
-    name, _, type_ = one.planned.value.partition(" ")
+    name, _, type_ = p.value.partition(" ")
     reader, rows = account.called(b, one.reader), low + high
     lacking = f"{rows} {'row' if rows == 1 else 'rows'} {'before' if low else 'after'} its block"
+    need = f"the same with {lacking} along dim {e.dim}"
+    steps = f"permute to the {'next' if low else 'previous'} device"
+    why, payload = (
+        f"{reader} reads {lacking}, which the device beside it has",
+        float(p.payload_bytes),
+    )
+    if e.states:
+        payload /= p.group if p.kind == "all_gather" else 1
+        need, steps = "the states of all blocks", f"{p.kind} of the states"
+        why = f"{reader} combines what the blocks of all devices come to"
     return _told(
         account,
         number,
-        (BESIDE, float(one.planned.payload_bytes), e.axes),
+        (p.kind, payload, e.axes),
         None,
         hidden=0.0,
         value=account.value(v) or name,
@@ -216,11 +227,11 @@ def _exchanged(account: Account, number: int) -> CollectiveReason:
         made_by=account.called(b, maker) if maker >= 0 else "an argument" if b == 0 else "the loop",
         made_at=account.line(b, maker),
         have=account.show(layout),
-        need=f"the same with {lacking} along dim {e.dim}",
-        steps=f"permute to the {'next' if low else 'previous'} device",
+        need=need,
+        steps=steps,
         readers=(reader,),
         source=account.line(b, one.reader),
-        reason=f"{reader} reads {lacking}, which the device beside it has",
+        reason=why,
         beside=(),
     )
 

@@ -349,7 +349,7 @@ def _makes(signature: OperationSignature, result: int, dim: int) -> str:
     """What a cut of a dim of a result means to what makes it."""
     row = signature.outputs[result].matrix[dim]
     dims = [d for d, n in zip(signature.index, row, strict=True) if n]
-    if len(dims) == 1 and dims[0].role == "map":
+    if len(dims) == 1 and dims[0].role in ("map", "scan"):
         read = [
             str(k)
             for k, operand in enumerate(signature.inputs)
@@ -373,7 +373,9 @@ def _means(signature: OperationSignature, operand: int, dim: int) -> str:
     one, i = dims[0]
     if one.role == "reduce":
         return f"its {one.name} ({one.size}) is summed over: partial {one.monoid}s, to be combined"
-    if one.role != "map":
+    if one.role == "join":
+        return f"its {one.name} ({one.size}) may be cut: devices combine what their blocks come to"
+    if one.role == "whole":
         return f"its {one.name} ({one.size}) cannot be cut ({one.role}): it is gathered first"
     cut = [k for out in signature.outputs for k, r in enumerate(out.matrix) if r[i]]
     along = f": what it makes is cut along dim {cut[0]}" if cut else ""

@@ -200,7 +200,7 @@ def brute(
     s: OperationSignature, parts: dict[int, int]
 ) -> tuple[list[dict[int, Access]], list[dict[int, Access]]] | None:
     """What `split` should find; None where the split is not legal."""
-    if any(s.index[d].role not in ("map", "reduce") or s.index[d].size < 2 for d in parts):
+    if any(s.index[d].role == "whole" or s.index[d].size < 2 for d in parts):
         return None
     if 0 in s.extents and parts:
         return None
@@ -214,7 +214,8 @@ def brute(
     for p, t in zip(s.outputs, s.output_types, strict=True):
         found = accesses(p, t.shape, s.extents, parts)
         for d, access in found.items():
-            if (access == Replicated()) != (d in reduces) or access == Gathered():
+            apart = s.index[d].role in ("reduce", "join")
+            if (access == Replicated()) != apart or access == Gathered():
                 return None
         if not output_in_blocks(p, t.shape, s.extents, found, parts):
             return None

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from tapestry_egg.tracing.codec import primitive
 from tests.metakernels.cases import Case, Draw, of
+
+Array = Any
 
 
 @of("reduction", *(f"reduce_{name}" for name in "sum prod max min and or xor".split()))
@@ -34,6 +39,20 @@ def reduction(draw: Draw, kernel: str) -> Case:
 def named_sum(draw: Draw, kernel: str) -> Case:
     x = draw.floats(draw.shape(1, 3))
     return jax.vmap(lambda x: lax.psum(x, "rows"), axis_name="rows"), (x,)
+
+
+@of("reduction", "reduce")
+def combined(draw: Draw, kernel: str) -> Case:
+    """The greatest of several arrays' elements with what stands beside it, and a weighted sum."""
+    shape = draw.shape(1, 3)
+    axes = draw.some(range(len(shape)))
+    xs = draw.integers(shape, -9, 9), draw.floats(shape)
+
+    def greater(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        ahead = a[0] >= b[0]
+        return jnp.where(ahead, a[0], b[0]), jnp.where(ahead, a[1], 0.5 * b[1])
+
+    return lambda *xs: lax.reduce(xs, (np.int32(-9), np.float32(0)), greater, axes), xs
 
 
 @of("reduction", "argmax", "argmin")

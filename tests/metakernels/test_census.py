@@ -183,10 +183,10 @@ def splits(signature: OperationSignature) -> set[str]:
             whole = ZRange.from_shape(signature.extents)
             boxes = list(whole.split(d, dim.size // parts))
             assert len(boxes) == parts
-            if dim.role == "reduce":
+            if dim.role in ("reduce", "join"):
                 fits = all(len({p.image(b) for b in boxes}) == 1 for p in signature.outputs)
             else:
-                fits = dim.role == "map" and all(
+                fits = dim.role in ("map", "scan") and all(
                     any(
                         [p.image(b) for b in boxes] == list(tensor.split(k, n // parts))
                         for k, n in enumerate(tensor.shape)

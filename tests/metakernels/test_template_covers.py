@@ -26,8 +26,12 @@ SPELLINGS = {
     "copy_p": "copy",
     **{f"scatter_{kind}": f"scatter-{kind}" for kind in ("add", "sub", "mul", "max", "min")},
 }
-#: Index groups that no operation can be cut along although their dims are not all `whole`.
-NEVER_CUT = {"reduce_xor": {"r"}, "conv_general_dilated": {"z"}}
+#: Index groups that no operation can be cut along although their dims are not all `whole`; covers
+#: cut none of which shards exchange states (`tests/runtime/test_lower_states.py` does).
+NEVER_CUT = {
+    **{kernel: {"r"} for kernel in ("reduce_xor", "argmax", "argmin", "top_k")},
+    "conv_general_dilated": {"z"},
+}
 RNG = st.randoms(use_true_random=False)
 MANY = 8  # examples of kernels whose cases take several forms; one entry of few forms needs fewer
 FEW = 3

@@ -132,8 +132,10 @@ EDITS = [
     # reduction
     ("missing row", "reduce_sum", "reduction", "[@i..., @r...]", "[@i..., [0 for $q in @r]...]"),
     ("monoid", "reduce_max", "reduction", "else reduce(max)", "else reduce(sum)"),
-    ("cut", "argmax", "reduction", "roles: {r: whole}", "roles: {r: reduce(max)}"),
-    ("box smaller", "top_k", "reduction", "[0 :+ $n if $d == $at", "[0 :+ $params.k if $d == $at"),
+    ("cut", "argmax", "reduction", 'roles: {r: "join($kernel) if',
+     'roles: {r: "reduce(max) if'),
+    ("one result less", "top_k", "reduction", "[0 :+ $params.k if $d == $at",
+     "[0 :+ max(1, $params.k - 1) if $d == $at"),
     ("cut", "sort", "reduction", "[whole if $d == $dimension else map for", "[map for"),
     # streaming
     ("cut", "softmax", "streaming", "[whole if $d in $axes else map for", "[map for"),

@@ -72,19 +72,20 @@ def strategy(
         parts = mesh.parts(axes)
         if not axes:
             continue
-        if role not in ("map", "reduce") or sizes[d] % parts:
+        if role == "whole" or sizes[d] % parts:
             raise Illegal(f"dim {d}")
         for p, (projection, type_) in enumerate(ports):
             effect = reach(projection, type_.shape, sizes, d, parts)
             if isinstance(effect, int):
-                if (p >= inputs and role == "reduce") or dims[p][effect]:
+                if (p >= inputs and role in ("reduce", "join")) or dims[p][effect]:
                     raise Illegal("two cuts of one dim")
                 dims[p][effect] = axes
             elif p >= inputs:
-                if role == "map" or effect != "apart":
+                if role in ("map", "scan") or effect != "apart":
                     raise Illegal("no blocks of the output")
-                partial[p] += axes
-                monoids[p].add(monoid or "")
+                if role == "reduce":
+                    partial[p] += axes
+                    monoids[p].add(monoid or "")
             elif effect == "apart" and role == "reduce" and p in signature.initial:
                 partial[p] += axes
                 monoids[p].add(monoid or "")

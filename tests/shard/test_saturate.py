@@ -79,9 +79,9 @@ def mlp(w: jax.Array, v: jax.Array, x: jax.Array) -> jax.Array:
     return jnp.tanh(x @ w) @ v
 
 
-def two_scans(x: jax.Array) -> jax.Array:
+def two_sorts(x: jax.Array) -> jax.Array:
     """Rows want one layout, columns the other."""
-    return jnp.cumsum(jnp.cumsum(x, axis=1), axis=0)
+    return jnp.sort(jnp.sort(x, axis=1), axis=0)
 
 
 def two_sums(x: jax.Array, w: jax.Array, y: jax.Array, v: jax.Array) -> jax.Array:
@@ -109,7 +109,7 @@ def only(book: RuleBook, name: str, folder: Path) -> Path:
 
 
 CASES = [
-    ("all-to-all", "all_to_all", two_scans, [(4096, 4096)]),
+    ("all-to-all", "all_to_all", two_sorts, [(4096, 4096)]),
     ("reduce-scatter", "reduce_scatter", mlp, [(256, 65536), (65536, 256), (512, 256)]),
     ("all-gather", "all_gather", mlp, [(1024, 4096), (4096, 1024), (1024, 1024)]),
 ]

@@ -24,6 +24,7 @@ from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
 from .spellings import SPELLINGS
+from .states import JOINED, after_others
 
 if TYPE_CHECKING:
     import jax
@@ -126,8 +127,8 @@ def _run(
         images = dense
     params = decode_params(local, kernel=op.kernel)
     call = Call(op.kernel, params, op.params, images, block, platform)
-    lowering = LOWERINGS.get(op.kernel)
-    return list(lowering(call)) if lowering else _bound(call)
+    lowering = LOWERINGS.get(op.kernel) or JOINED.get(op.kernel)
+    return after_others(call, list(lowering(call)) if lowering else _bound(call))
 
 
 def _bound(call: Call) -> list[jax.Array]:

@@ -24,7 +24,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       let: {name: expression}                 names, evaluated when they are first used
       out: {shape: "[$m, $n]", dtype: $lhs.dtype}   the output (or `outputs:`, a mapping of such)
       index: {m: $m, n: $n, k: $k}            index groups: an extent, or a list of extents
-      roles: {k: reduce(sum)}                 map (the default), whole, reduce(·), scan(·)
+      roles: {k: reduce(sum)}                 map (the default), whole, reduce(·), scan(·),
       project: {lhs: "[@m, @k]"}              rows per operand and output; `ipf:` in one place
       passages: [sum(lhs) -> sum]             laws of partial values
       initial: [operand]                      operands that start the reduction

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from math import prod
+from math import log2, prod
 from typing import Literal
 
 from tapestry_egg.graph.blockgraph import TensorType
@@ -19,7 +19,7 @@ from .amounts import ROOM as ROOM
 from .amounts import Blocks, Polynomial, Scattered, Scratch
 from .amounts import evaluate as evaluate
 
-Role = Literal["map", "reduce", "scan", "whole"]
+Role = Literal["map", "reduce", "scan", "join", "whole"]
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
 InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
@@ -30,7 +30,10 @@ class IndexDim:
     """One dim of the index space.
 
     `map` dims reach every output; `reduce` dims reach no output, their partial results combine
-    under `monoid`; `scan` dims are cumulative under `monoid`; `whole` dims must not be cut.
+    under `monoid`; `whole` dims must not be cut. Devices that cut one of the other two exchange
+    states of `monoid` at once: `scan` dims reach every output and are cumulative, so each device
+    adds what the blocks before its own come to; `join` dims reach no output, and every device gets
+    the result from the states of all, which are several arrays.
     """
 
     name: str
@@ -176,6 +179,15 @@ class OperationSignature:
     def whole_flops(self) -> float:
         """Flops of the whole operation, on one device."""
         return evaluate(self.flops, self.extents)
+
+    def spilled_in(self, extents: Sequence[int]) -> float:
+        """`spilled` at the given (local) index extents: a network that sorts less along a `join`
+        dim takes fewer steps, as log2 squared of the extent."""
+        share = 1.0
+        for dim, n in zip(self.index, extents, strict=True):
+            if self.spilled and dim.role == "join" and 1 < n < dim.size:
+                share *= (log2(n) / log2(dim.size)) ** 2
+        return self.spilled * share
 
     @cached_property
     def read_bytes(self) -> tuple[float, ...]:

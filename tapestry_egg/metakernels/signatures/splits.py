@@ -101,9 +101,10 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
     Only the product of a dim's axes counts, and it is tested as a whole: 4×4 parts may not do what
     4 do. The split is legal when
 
-    * every cut dim is a `map` or a `reduce` dim of more than one point;
-    * under cuts of map dims every output falls into exactly its layout blocks: each such dim
-      shards one tensor dim, in order, and the margins are zero;
+    * every cut dim has more than one point, and is no `whole` dim;
+    * under cuts of map and scan dims every output falls into exactly its layout blocks: each such
+      dim shards one tensor dim, in order, and the margins are zero;
+    * outputs do not depend on cut `join` dims;
     * under cuts of reduce dims outputs stay where they are: they are partial under the monoid, and
       so are starting values (`initial`), which must not depend on the dim. One tensor is partial
       under one monoid only.
@@ -132,11 +133,12 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
         return Split(parts, refusal="the index space has no points")
     for d in parts:
         dim = signature.index[d]
-        if dim.role not in ("map", "reduce"):
+        if dim.role == "whole":
             return Split(parts, refusal=f"index dim {dim.name} is a {dim.role} dim")
         if dim.size == 1:
             return Split(parts, refusal=f"index dim {dim.name} has one point only")
     reduces = {d for d in parts if signature.index[d].role == "reduce"}
+    joins = {d for d in parts if signature.index[d].role == "join"}
     monoids = {d: str(signature.index[d].monoid) for d in reduces}
     if len(set(monoids.values())) > 1:
         names = " and ".join(sorted(set(monoids.values())))
@@ -153,9 +155,12 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
                 if access != Replicated():
                     return Split(parts, refusal=f"{here} depends on the reduce dim {name}")
                 found[d] = Partial(monoids[d])
+            elif d in joins:
+                if access != Replicated():
+                    return Split(parts, refusal=f"{here} depends on the joined dim {name}")
             elif not isinstance(access, Blocks) or access.lo or access.hi:
                 return Split(parts, refusal=f"{here} does not fall into blocks along {name}")
-        if not shards.fill(projection, tensor, tuple(d for d in parts if d not in reduces)):
+        if not shards.fill(projection, tensor, tuple(d for d in parts if d not in reduces | joins)):
             return Split(parts, refusal=f"output {q}: shards without points have blocks to make")
         outputs.append(found)
     inputs = []

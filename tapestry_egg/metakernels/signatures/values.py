@@ -348,6 +348,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "reduce": lambda monoid: RoleOf("reduce", monoid),
     "reversed": lambda values: tuple(reversed(values)),
     "scan": lambda monoid: RoleOf("scan", monoid),
+    "join": lambda monoid: RoleOf("join", monoid),
     "sorted": lambda values: tuple(sorted(values)),
     "sum": sum,
     "without": _without,
