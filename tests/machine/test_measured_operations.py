@@ -1,7 +1,7 @@
 """What single operations are promised to take on an H100, beside what they took there.
 
 The seconds were measured on one H100 80GB HBM3 (JAX 0.11.2, by the clock, calls one after another;
-docs/measured.md, "Run on one H100").
+benchmarks/README.md, "One H100").
 """
 
 from __future__ import annotations

@@ -147,7 +147,7 @@ def test_what_is_left_of_logits_that_are_not_made_goes_too() -> None:
 @pytest.mark.slow
 def test_logits_in_float32_stand_in_the_fastest_plan_and_not_in_the_leanest() -> None:
     """On an H100 their blocks go through memory: a logarithm of 8192 words took twice as long as
-    its product, its gradient three times (docs/measured.md)."""
+    its product, its gradient three times (benchmarks/README.md)."""
     graph = trace(step(picked), *arguments(16384, 512, 32768)).graph
     front = optimize(graph, "h100:1", settings=Settings(work=2.0))
     fastest, leanest = front.best("seconds"), front.best("peak_bytes")

@@ -58,7 +58,7 @@ def attention(dtype: str = "float32") -> OperationSignature:
     ("made", "milliseconds"), [(logarithm, 1.96), (gradient, 4.95), (attention, 1.18)]
 )
 def test_an_h100_takes_what_was_measured(made: Any, milliseconds: float) -> None:
-    """JAX's profiler, a step of LoRA in float32 (docs/measured.md)."""
+    """JAX's profiler, a step of LoRA in float32 (benchmarks/README.md)."""
     found = 1e3 * least_seconds(made(), load_target("h100:1"))
     assert found == pytest.approx(milliseconds, rel=0.15)
 
