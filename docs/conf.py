@@ -33,5 +33,24 @@ def _literal(found: re.Match[str]) -> str:
     return f"``{found[1]}``" + (f"\\ {found[2]}" if found[2] else "")
 
 
+def _books(_app: Any, page: str, source: list[str]) -> None:
+    """The list of rules, read from the books that ship, in place of its mark in the rule book."""
+    if page == "rule-book":
+        source[0] = source[0].replace("<!-- the books -->", _listed_rules())
+
+
+def _listed_rules() -> str:
+    from tapestry_egg.rules.language.book import book_names, load_books
+
+    lines = []
+    for book in load_books(book_names()):
+        lines += ["", f"### {book.name}", "", "| rule | numerics | law |", "|---|---|---|"]
+        for rule in book.rules:
+            law = " ".join(rule.law.split()).replace("|", "\\|")
+            lines.append(f"| `{rule.name}` | `{rule.numerics}` | `{law}` |")
+    return "\n".join(lines)
+
+
 def setup(app: Any) -> None:
     app.connect("autodoc-process-docstring", _code)
+    app.connect("source-read", _books)

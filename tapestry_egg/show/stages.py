@@ -291,7 +291,7 @@ def _strategies_of(found: Saturated, asked: Asked) -> Iterator[str]:
     rows = found.strategies[number]
     whole = [r for r in rows if not any(x.partial for x in r.layouts[:reads])]
     kernel = encoding.signatures[number].kernel
-    yield f"{len(rows)} strategies of {kernel} on {mesh}; {len(whole)} read whole values:"
+    yield f"{len(rows)} strategies of {kernel} on {mesh}; {len(whole)} read no partial values:"
 
     def cut(row: StrategyRow) -> str:
         named = zip(dims, row.cuts, strict=True)
@@ -305,9 +305,10 @@ def _strategies_of(found: Saturated, asked: Asked) -> Iterator[str]:
             f"{'-> ' if port == reads else ''}{name} {layout.show(mesh)}"
             for port, (name, layout) in enumerate(zip(names, row.layouts, strict=True))
         ]
-        for row in whole
+        for row in whole[: asked.most]
     ]
     yield from columns(table).splitlines()
+    yield from _more(len(whole) - asked.most)
 
 
 def _choices_of(choices: UnitChoices, asked: Asked) -> Iterator[str]:

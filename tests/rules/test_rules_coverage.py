@@ -1,4 +1,4 @@
-"""docs/rule-book.md: every law in its table of TENSAT and TASO follows from the rules named."""
+"""tensat_laws.md: every law of TENSAT and TASO in it follows from the rules named."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names, load_books
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "rule-book.md"
+DOCUMENT = Path(__file__).with_name("tensat_laws.md")
 ROWS = [
     tuple(cell.strip() for cell in line.strip("|").split("|"))
     for line in DOCUMENT.read_text(encoding="utf-8").splitlines()

@@ -33,6 +33,7 @@ def test_the_answers_on_the_page_are_those_of_its_program() -> None:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile(code, "train.py", "exec"), names)
-        assert printed == out.getvalue()
+        shown = printed.removesuffix("...\n")  # of a long answer the page shows the beginning
+        assert out.getvalue()[: len(shown) if shown != printed else None] == shown
         compared += 1
     assert compared == 4
