@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.zspace import Projection
 
 from .plan import BodyPlan
@@ -64,14 +64,11 @@ class Reach:
 
 
 def reaches(
-    projection: Projection,
-    tensor: TensorType,
-    layout: Layout,
-    extents: Sequence[int],
-    cuts: Cuts,
-    mesh: MeshShape,
+    signature: OperationSignature, p: int, layout: Layout, cuts: Cuts, mesh: MeshShape
 ) -> tuple[Reach, ...]:
-    """How an operand's boxes stand to its blocks, dim by dim, over all devices of the mesh."""
+    """How operand p's boxes stand to its blocks, dim by dim, over all devices of the mesh."""
+    projection, tensor = signature.inputs[p], signature.input_types[p]
+    extents, beyond = signature.extents, signature.beyond(p)
     starts = np.zeros((mesh.devices, len(extents)), np.int64)
     for d, n in enumerate(extents):
         starts[:, d] = block_numbers(cuts[d], mesh) * (n // mesh.parts(cuts[d]))
@@ -87,6 +84,8 @@ def reaches(
         if low <= 0 and high <= 0:
             off = inside[0] - at, inside[1] - at
         begin, end = [int(x[0]) if (x == x[0]).all() else None for x in off]
+        if beyond is not None and not axes and (beyond == AROUND or p in signature.takes):
+            begin = end = None  # all of it is read, or the kernel leaves out what is not
         found.append(Reach(max(0, low), max(0, high), begin, end))
     return tuple(found)
 
@@ -106,7 +105,7 @@ def exchanges(
     for p, (projection, tensor, layout) in enumerate(ports):
         if not any(layout.dims) or in_blocks(projection, tensor, layout, cuts, signature.extents):
             continue
-        reach = reaches(projection, tensor, layout, signature.extents, cuts, mesh)
+        reach = reaches(signature, p, layout, cuts, mesh)
         local = list(layout.local_shape(tensor.shape, mesh))
         for k, r in enumerate(reach):
             if not (r.low or r.high) and r.begin is not None and r.end is not None:

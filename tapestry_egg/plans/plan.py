@@ -40,6 +40,8 @@ def parts_of_batch(rule: str) -> int | None:
 
 #: Rules of this name and a number pad dims so that so many devices can share them.
 EVEN_PARTS = "even-parts-"
+#: Rules of this name and a number give shifts as many rows as so many devices can share.
+SHIFTS = "shifts-"
 
 
 def devices_of(rule: str, kind: str) -> int | None:
@@ -51,7 +53,8 @@ def devices_of(rule: str, kind: str) -> int | None:
 
 def is_split(rule: str) -> bool:
     """Whether a rule splits the batch over time, or makes dims such that devices can share them."""
-    return devices_of(rule, EVEN_PARTS) is not None or parts_of_batch(rule) is not None
+    shared = any(devices_of(rule, kind) is not None for kind in (EVEN_PARTS, SHIFTS))
+    return shared or parts_of_batch(rule) is not None
 
 
 def gap_text(gap: float, proven: bool) -> str:

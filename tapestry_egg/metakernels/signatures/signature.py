@@ -75,6 +75,10 @@ class GemmDims:
         return batch, m, n, k * self.window
 
 
+#: What lies outside an operand whose ends meet.
+AROUND = "around"
+
+
 @dataclass(frozen=True)
 class OperationSignature:
     """What sharding, costs and execution need to know of one operation; derived from a template.
@@ -82,7 +86,8 @@ class OperationSignature:
     `inputs[p]` and `outputs[q]` project index boxes to boxes of operand p and output q.
 
     **Bounds.** A box never leaves its tensor, unless `outside[p]` says what lies beyond operand p:
-    the zero of a monoid (its name), or the element of a scalar operand (its number). Then the
+    the zero of a monoid (its name), the element of a scalar operand (its number), or the operand's
+    other end (`AROUND`). Then the
     operand's box is the part of the image that lies in the tensor, and whoever runs the kernel
     fills the rest of the image; a window over a padded tensor thus needs no padded copy of it.
     Along dims that are not cut and where the image holds the whole tensor nothing is filled: there
@@ -439,24 +444,44 @@ class OperationSignature:
         return self.outside[p] if self.outside else None
 
     def operand_box(self, p: int, box: ZRange) -> ZRange:
-        """The box of operand p that an index box reads: its image, less what lies outside."""
+        """The box of operand p that an index box reads: its image, less what lies outside. Along
+        dims of which the kernel takes its part itself, and where the other end of the operand lies
+        outside, that is all of the operand."""
         image = self.inputs[p].image(box)
         if self.beyond(p) is None:
             return image
-        return image.clip(ZRange.from_shape(self.input_types[p].shape))
+        every = ZRange.from_shape(self.input_types[p].shape)
+        inside = image.clip(every)
+        own = self._taken(p, image)
+        if self.beyond(p) == AROUND:
+            own = tuple([o or a < 0 or b > n for o, a, b, n in zip(own, image.start, image.end, every.end, strict=True)])
+        if not any(own):
+            return inside
+        start = [0 if o else a for o, a in zip(own, inside.start, strict=True)]
+        end = [n if o else b for o, n, b in zip(own, every.end, inside.end, strict=True)]
+        return ZRange(tuple(start), tuple(end))
+
+    def _taken(self, p: int, image: ZRange) -> tuple[bool, ...]:
+        """Along which dims of operand p, of which it takes parts itself, a kernel has all."""
+        if p not in self.takes:
+            return (False,) * image.rank
+        whole = self.inputs[p].image(ZRange.from_shape(self.extents))
+        each = zip(image.start, image.end, whole.start, whole.end, strict=True)
+        return tuple([(a, b) == (c, d) for a, b, c, d in each])
 
     def margins(self, p: int, box: ZRange) -> tuple[tuple[int, int], ...]:
         """Per dim of operand p, elements of an index box's image before and after `operand_box`.
 
         Zeros along dims where the box has the image of the whole index space and that holds all of
-        the operand: the kernel itself pads there.
+        the operand: the kernel itself pads there; and where it takes its part itself.
         """
-        image, inside = self.inputs[p].image(box), self.operand_box(p, box)
+        image = self.inputs[p].image(box)
+        inside, taken = image.clip(ZRange.from_shape(self.input_types[p].shape)), self._taken(p, image)
         whole = self.inputs[p].image(ZRange.from_shape(self.extents))
         out = []
         for k, n in enumerate(image.shape):
             uncut = (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
-            if uncut and whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]:
+            if taken[k] or uncut and whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]:
                 out.append((0, 0))
                 continue
             before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])

@@ -1,0 +1,245 @@
+"""Shifts: neighbours read by slices, pads and concatenations, on as many rows as what they read.
+
+`x[1:] - x[:-1]` has one row less than `x`, which devices that share `x` evenly cannot share. Here
+what reads rows i + c of a value has as many rows as the value has. First moves of moves become one
+(`moves.py`): a slice of what was padded or joined, or what is padded or joined of slices, is the
+value at other places, with a border, or in a ring (`ring_shift`). Then regions of a program that have a
+few rows less than what they are sliced from get the missing ones, as in `even_parts.py`: these hold
+whatever they hold, and are left out wherever anything is summed, or moved back to its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from math import gcd
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+
+from .moves import Ints, Moved, Piece, moves
+from .padded import Padded
+from .regions import Long, Region, along, may_grow, signature_in
+
+# Of these numbers no measurement is kept.
+
+#: A shift is by no more than this part of a dim, and leaves out, or adds, no more than that.
+_NEAR = 8
+#: Regions that get rows, one after another.
+_ROUNDS = 64
+
+
+def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
+    """The program, its loops and branches too, with shifts that so many devices can share; the same
+    graph where there are none."""
+    operations = []
+    for op in graph.operations:
+        regions = tuple([with_shifts(r, parts) for r in op.regions])
+        same = all(a is b for a, b in zip(regions, op.regions, strict=True))
+        operations.append(op if same else replace(op, regions=regions))
+    if any(a is not b for a, b in zip(operations, graph.operations, strict=True)):
+        graph = replace(graph, operations=tuple(operations))
+    graph, free = _at_once(graph, parts), frozenset[int]()
+    for _ in range(_ROUNDS):
+        known = moves(graph, free)
+        region = next(_short_regions(graph, known, parts), None)
+        if region is None:
+            break
+        shifted = Shifted(region, known)
+        graph = shifted.graph_made()
+        free |= shifted.free
+    return graph
+
+
+def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
+    """The program with moves of moves as one, where that is a shift."""
+    known = moves(graph)
+    if not known:
+        return graph
+    makers = graph.producers()
+    chosen = {
+        v
+        for v, moved in known.items()
+        if not set(graph.operations[makers[v]].inputs) >= {p.source for p in moved.pieces}
+        and _is_shift(graph, moved, parts)
+    }
+    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen).graph_made() if chosen else graph
+
+
+def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
+    """Whether a value is made of others at places near by, along dims that devices can share."""
+    if not moved.pieces:
+        return False
+    shared = False
+    for d, n in enumerate(moved.shape):
+        extents = [graph.values[p.source].shape[d] for p in moved.pieces]
+        ring = moved.ring(graph)
+        offsets = [p.offset[d] for p in moved.pieces] if ring is None else [ring[d]]
+        if not any(offsets) and all(m == n for m in extents):
+            continue
+        for m, offset in zip(extents, offsets, strict=False):
+            thin = _NEAR * m <= n
+            if not thin and (_NEAR * abs(offset) > n or _NEAR * abs(m - n) > n):
+                return False
+        shared = shared or gcd(n, parts) > 1
+    return shared
+
+
+def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) -> Iterator[Region]:
+    """Regions of rows that are sliced from a few more, which devices can share better."""
+    readers = graph.readers()
+    for v, moved in known.items():
+        if len(moved.pieces) != 1 or moved.fill is not None:
+            continue
+        (piece,) = moved.pieces
+        for d, (n, m) in enumerate(
+            zip(graph.values[piece.source].shape, moved.shape, strict=True)
+        ):
+            if not m < n or _NEAR * (n - m) > n or gcd(n, parts) <= gcd(m, parts):
+                continue
+            for k in readers[v]:
+                op = graph.operations[k]
+                if op.outputs[0] in known or not may_grow(graph, op):
+                    continue
+                found = along(signature_in(graph, op), op, v, Long(d, n))
+                if found is None or not (region := Region(graph)).grown(k, *found):
+                    continue
+                low = _least_moved(graph, known, region, n, n - m)
+                found = along(signature_in(graph, op), op, v, Long(d, n, low))
+                again = Region(graph)
+                yield again if low and found and again.grown(k, *found) else region
+
+
+def _least_moved(
+    graph: BlockGraph, known: Mapping[int, Moved], region: Region, rows: int, added: int
+) -> int:
+    """How many of the rows that a region gets come first, so that least is moved, and least far."""
+    wanted: dict[int, int] = {0: 0}
+
+    def want(low: int, long: Long, v: int) -> None:
+        inner = long.extent // rows
+        if inner and long.extent % rows == low % inner == 0 and 0 <= low // inner <= added:
+            wanted[low // inner] = wanted.get(low // inner, 0) + graph.values[v].nbytes
+
+    for v, long in region.reached.items():
+        moved = known.get(v)
+        if moved is not None and len(moved.pieces) == 1:
+            want(-moved.pieces[0].offset[long.dim], long, v)
+    for v, moved in known.items():
+        for piece in moved.pieces:
+            if piece.source in region.reached and v not in region.reached:
+                long = region.reached[piece.source]
+                want(piece.offset[long.dim], long, v)
+    return min(wanted, key=lambda low: (sum(abs(low - w) * n for w, n in wanted.items()), low))
+
+
+class Shifted(Padded):
+    """Makes the program with a region on more rows, and with what moves to and from it at places
+    among all of them. Of the values that are moved, `again` are made again, too."""
+
+    def __init__(
+        self, region: Region, known: Mapping[int, Moved], again: set[int] | None = None
+    ) -> None:
+        super().__init__(region)
+        self.moved, self.again = known, again or set()
+        self.stands: dict[int, int] = {}  # value -> the one that is moved at once
+        self.loose: set[int] = set()  # values that hold what they hold beside their pieces
+        self.meant: set[int] = set()  # and those of which that is asked for
+
+    @property
+    def free(self) -> frozenset[int]:
+        """Values that hold whatever they hold beside their pieces."""
+        return frozenset(self.loose - self.meant)
+
+    def beside(self, op: Operation) -> None:
+        moved = self.moved.get(op.outputs[0]) if op.outputs else None
+        if moved is not None and (
+            op.outputs[0] in self.again or any(p.source in self.grown for p in moved.pieces)
+        ):
+            self.stands[op.outputs[0]] = self._spelled(moved, moved.shape, moved.pieces)
+            return
+        super().beside(op)
+
+    def short(self, v: int) -> int:
+        return self.stands.get(v) or super().short(v)
+
+    def longer(self, v: int, long: Long) -> int:
+        """The value with all rows along a dim: what is moved is moved to all of them."""
+        moved = self.moved.get(v)
+        if moved is None or v in self.grown:
+            return super().longer(v, long)
+        d, n = long.dim, long.extent
+        pieces = []
+        for piece in (p.at(d, long.low) for p in moved.pieces):
+            # What reaches an end of the value reaches that of all rows.
+            first = 0 if piece.start[d] == long.low else piece.start[d]
+            last = n if piece.end[d] == long.low + moved.shape[d] else piece.end[d]
+            start = (*piece.start[:d], first, *piece.start[d + 1 :])
+            pieces.append(replace(piece, start=start, end=(*piece.end[:d], last, *piece.end[d + 1 :])))
+        return self._spelled(moved, (*moved.shape[:d], n, *moved.shape[d + 1 :]), pieces)
+
+    def _spelled(self, moved: Moved, shape: Ints, pieces: Sequence[Piece]) -> int:
+        """A value of a shape with the pieces of one that is moved, where it has them."""
+        ring = moved.ring(self.given)
+        if ring is not None and shape == moved.shape:
+            source = self.short(pieces[0].source)
+            return self.new("ring_shift", (source,), shape, self.values[source], {"shifts": list(ring)})
+        first, *others = sorted(pieces, key=lambda p: -p.size)
+        if moved.fill is None:
+            dtype = self.given.values[first.source].dtype
+            fill = self.scalar(dtype, "or" if dtype == "bool" else "sum")
+        else:
+            fill = moved.fill
+        made = self._shifted(first, shape, fill)
+        minds = moved.fill is not None and not moved.is_covered
+        (self.meant if minds else self.loose).add(made)
+        if minds and (dims := self._wrong(first, shape)):
+            made = self._masked_by(first, dims, made, self.spread(fill, shape, ()))
+        for piece in others:
+            inside = self._shifted(piece, shape, fill)
+            made = self._masked_by(piece, range(len(shape)), inside, made)
+        return made
+
+    def _source(self, piece: Piece) -> tuple[int, TensorType]:
+        grown = self.grown.get(piece.source)
+        v = self.short(piece.source) if grown is None else grown[0]
+        return v, self.values[v]
+
+    def _offset(self, piece: Piece) -> Ints:
+        """By how much the source is moved, with all of its rows."""
+        if piece.source not in self.grown:
+            return piece.offset
+        long = self.grown[piece.source][1]
+        return piece.at(long.dim, -long.low).offset
+
+    def _wrong(self, piece: Piece, shape: Ints) -> list[int]:
+        """The dims along which the source, moved, reaches beyond the piece."""
+        _, type_ = self._source(piece)
+        each = zip(piece.start, piece.end, self._offset(piece), type_.shape, shape, strict=True)
+        return [
+            d
+            for d, (a, b, o, m, n) in enumerate(each)
+            if a > max(0, o) or b < min(n, o + m)
+        ]
+
+    def _shifted(self, piece: Piece, shape: Ints, value: int) -> int:
+        """The source at the places of the piece."""
+        v, type_ = self._source(piece)
+        each = zip(self._offset(piece), type_.shape, shape, strict=True)
+        config = [[o, n - m - o, 0] for o, m, n in each]
+        if all(low == high == 0 for low, high, _ in config):
+            return v
+        if all(low <= 0 and high <= 0 for low, high, _ in config):
+            start = [-low for low, _, _ in config]
+            params = {
+                "start_indices": start,
+                "limit_indices": [a + n for a, n in zip(start, shape, strict=True)],
+                "strides": None,
+            }
+            return self.new("slice", (v,), shape, type_, params)
+        return self.new("pad", (v, value), shape, type_, {"padding_config": config})
+
+    def _masked_by(self, piece: Piece, dims: Iterable[int], inside: int, outside: int) -> int:
+        """One value in the box of a piece along some dims, another one elsewhere."""
+        for d in dims:
+            inside = self.between(d, piece.start[d], piece.end[d], inside, outside)
+        return inside
