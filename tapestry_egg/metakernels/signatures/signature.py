@@ -99,7 +99,8 @@ class OperationSignature:
     elements go to other places, or some are left out: as they are, and each to one place; `takes`
     those of which the kernel, given all of a dim, itself takes the part that it reads; `repeats`
     those of which each element stands in many places; `stored` those that compilers have in memory
-    before they run the kernel, computing nothing inside it. With `dilates` it puts something
+    before they run the kernel, computing nothing inside it. With `parts` the results are parts of the operand, one after
+    another along the dim of which they have less. With `dilates` it puts something
     between the elements of an operand, with `adds` elements of the result are sums of those of the
     operands, and where there is `writes` it writes an operand into another, as it is: (into which,
     which, and scalars that say where, one for each dim). `flops` is a polynomial over the (local)
@@ -142,6 +143,7 @@ class OperationSignature:
     repeats: tuple[int, ...] = ()
     stored: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    parts: bool = False
     dilates: bool = False
     adds: bool = False
     carried: tuple[int, ...] = ()

@@ -6,20 +6,25 @@ They are read from projections alone, and one after another are one.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
+import numpy as np
+
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
+from .computed import Computed
 from .regions import may_grow, signature_in
 
 #: Values of more pieces are left as they are written.
 _MOST = 32
 
 Ints = tuple[int, ...]
+Box = tuple[Ints, Ints]
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +59,11 @@ class Piece:
         offset = [a + b for a, b in zip(self.offset, outer.offset, strict=True)]
         return Piece(self.source, tuple(start), tuple(end), tuple(offset))
 
+    def meets(self, other: Piece) -> bool:
+        """Whether some place is in both."""
+        first = map(max, self.start, other.start)
+        return all(a < b for a, b in zip(first, map(min, self.end, other.end), strict=True))
+
     def joined(self, other: Piece) -> Piece | None:
         """Both as one piece; None where they do not make one box of one source."""
         if (self.source, self.offset) != (other.source, other.offset):
@@ -79,6 +89,15 @@ class Moved:
     shape: Ints
     pieces: tuple[Piece, ...]
     fill: int | None = None
+
+    @property
+    def gap(self) -> Box | None:
+        """The box that no piece has any of, if all that they lack is one."""
+        left = [((0,) * len(self.shape), self.shape)]
+        for p in self.pieces:
+            left = [b for box in left for b in _beside(box, (p.start, p.end))]
+        every = _joined([Piece(-1, a, b, ()) for a, b in left])
+        return (every[0].start, every[0].end) if len(every) == 1 else None
 
     @property
     def is_covered(self) -> bool:
@@ -107,35 +126,50 @@ def moves(graph: BlockGraph, free: Collection[int] = ()) -> dict[int, Moved]:
     `free` nobody minds what is beside pieces."""
     found: dict[int, Moved] = {}
     makers: dict[int, Operation] = {}
+    computed = Computed(graph)
     for op in graph.operations:
-        own = _own(graph, op)
-        if own is None:
+        if not registry.templates().get(op.kernel) or not may_grow(graph, op):
             continue
-        if op.outputs[0] in free:
-            own = replace(own, fill=None)
-        known = {
-            p.source: found[p.source]
-            for p in own.pieces
-            if p.source in found and makers[p.source].remat == op.remat
-        }
-        found[op.outputs[0]] = _composed(graph, own, known)
-        makers[op.outputs[0]] = op
+        for v, own in _own(graph, op, found, computed):
+            if v in free:
+                own = replace(own, fill=None)
+            known = {
+                p.source: found[p.source]
+                for p in own.pieces
+                if p.source in found and makers[p.source].remat == op.remat
+            }
+            found[v] = _composed(graph, own, known)
+            makers[v] = op
     return found
 
 
-def _own(graph: BlockGraph, op: Operation) -> Moved | None:
-    """What one operation moves, as its projections say; None where it does anything else."""
-    if not any(t.moves or t.repeats for t in registry.templates().get(op.kernel, ())):
-        return None
-    if len(op.outputs) != 1 or not may_grow(graph, op):
-        return None
-    sig = signature_in(graph, op)
+def _own(
+    graph: BlockGraph, op: Operation, found: Mapping[int, Moved], computed: Computed
+) -> list[tuple[int, Moved]]:
+    """The results of one operation that are moved, as its projections say, and what they are."""
+    templates = registry.templates()[op.kernel]
+    if any(t.moves or t.repeats for t in templates):
+        sig = signature_in(graph, op)
+        if sig.elements != "kept" or sig.opaque or not graph.values[op.outputs[0]].size:
+            return []
+        if sig.parts:
+            return _parts(graph, op)
+        moved = _moved(op, sig)
+    elif any(t.adds for t in templates):
+        moved = _sum(graph, op, found)
+    elif op.kernel in _WINDOWS or any(t.writes for t in templates):
+        moved = _written(graph, op, found, computed)
+    else:
+        moved = None
+    return [] if moved is None else [(op.outputs[0], moved)]
+
+
+def _moved(op: Operation, sig: OperationSignature) -> Moved | None:
+    """A value that is one operand, or several, each at a distance from where it was."""
     shape = sig.output_types[0].shape
-    if sig.elements != "kept" or sig.opaque or not sig.output_types[0].size:
-        return None
     if len(op.inputs) == 1 and not sig.input_types[0].rank and sig.repeats:
         return Moved(shape, (), op.inputs[0])
-    if not sig.moved or sig.dilates or sig.adds or sig.writes:
+    if not sig.moved or sig.dilates or sig.adds or len(op.outputs) > 1:
         return None
     if sig.extents != shape or sig.outputs[0] != Projection.identity(len(shape)):
         return None
@@ -146,9 +180,7 @@ def _own(graph: BlockGraph, op: Operation) -> Moved | None:
     pieces = []
     for p in sig.moved:
         projection, source = sig.inputs[p], sig.input_types[p].shape
-        if len(source) != len(shape) or any(n != 1 for n in projection.shape):
-            return None
-        if projection.matrix != Projection.identity(len(shape)).matrix:
+        if projection.matrix != sig.outputs[0].matrix or any(n != 1 for n in projection.shape):
             return None
         offset = tuple([-int(a) for a in projection.offset])
         start = tuple([max(0, o) for o in offset])
@@ -157,6 +189,102 @@ def _own(graph: BlockGraph, op: Operation) -> Moved | None:
             pieces.append(Piece(op.inputs[p], start, end, offset))
     made = Moved(shape, tuple(pieces), op.inputs[scalars.pop()] if scalars else None)
     return made if made.fill is not None or made.is_covered else None
+
+
+def _parts(graph: BlockGraph, op: Operation) -> list[tuple[int, Moved]]:
+    """The parts of an operand, one after another."""
+    whole, found = graph.values[op.inputs[0]].shape, []
+    offset = [0] * len(whole)
+    for v in op.outputs:
+        shape = graph.values[v].shape
+        piece = Piece(op.inputs[0], (0,) * len(shape), shape, tuple(offset))
+        found.append((v, Moved(shape, (piece,))))
+        offset = [o - (m if m < n else 0) for o, m, n in zip(offset, shape, whole, strict=True)]
+    return found
+
+
+def _sum(graph: BlockGraph, op: Operation, found: Mapping[int, Moved]) -> Moved | None:
+    """The sum of values that have pieces in different places and zeros elsewhere, as derivatives
+    add up what comes from parts: it has the pieces of all."""
+    terms = [found[v] for v in op.inputs if v in found]
+    if len(terms) < max(2, len(op.inputs)):
+        return None
+    first, pieces = terms[0], [p for term in terms for p in term.pieces]
+    if any(t.shape != first.shape or not _is_zero(graph, t.fill) for t in terms):
+        return None
+    if any(p.meets(q) for k, p in enumerate(pieces) for q in pieces[:k]):
+        return None
+    return Moved(first.shape, tuple(pieces), first.fill)
+
+
+#: Kernels that write windows where data say: the names, in their dimension numbers, of the dims of
+#: the operand that the data number, and of those that a window has one element of; and of all that
+#: say more than one window, or another order of dims.
+_WINDOWS = {
+    "scatter": (
+        "scatter_dims_to_operand_dims",
+        "inserted_window_dims",
+        ("operand_batching_dims", "scatter_indices_batching_dims"),
+    )
+}
+
+
+def _written(
+    graph: BlockGraph, op: Operation, found: Mapping[int, Moved], computed: Computed
+) -> Moved | None:
+    """A value that is another one in which a part is written over, at a place that is known."""
+    where: Sequence[np.ndarray | None]
+    if op.kernel not in _WINDOWS:
+        into, part, *at = [op.inputs[p] for p in signature_in(graph, op).writes]
+        where = [computed(v) for v in at]
+        shape = graph.values[part].shape
+    else:
+        into, at_, part = op.inputs
+        dims, names = op.params["dimension_numbers"], _WINDOWS[op.kernel]
+        if graph.values[at_].rank != 1 or any(dims[name] for name in names[2]):
+            return None
+        places = computed(at_)
+        rank = graph.values[into].rank
+        where = [np.zeros((), int)] * rank
+        for d, number in zip(dims[names[0]], places if places is not None else (), strict=False):
+            where[d] = number
+        where = list(where) if places is not None else [None]
+        sizes = iter(graph.values[part].shape)
+        shape = tuple([1 if d in dims[names[1]] else next(sizes) for d in range(rank)])
+    if any(x is None for x in where):
+        return None
+    whole = graph.values[into].shape
+    start = tuple([int(x) for x in where if x is not None])
+    end = tuple([a + n for a, n in zip(start, shape, strict=True)])
+    if min(start, default=0) < 0 or any(b > n for b, n in zip(end, whole, strict=True)):
+        return None
+    new, none = found.get(part), (0,) * len(whole)
+    pieces = [Piece(into, a, b, none) for a, b in _beside((none, whole), (start, end))]
+    if new is not None and not new.pieces:
+        return Moved(whole, tuple(pieces), new.fill)
+    if graph.values[part].shape != shape:
+        return None
+    return Moved(whole, (*pieces, Piece(part, start, end, start)))
+
+
+def _beside(box: Box, hole: Box) -> list[Box]:
+    """What is left of a box without another one: boxes that do not overlap."""
+    found = []
+    start, end = list(box[0]), list(box[1])
+    for d, (a, b) in enumerate(zip(*hole, strict=True)):
+        a, b = max(a, start[d]), min(b, end[d])
+        if a >= b:
+            return [box]
+        for first, last in ((start[d], a), (b, end[d])):
+            if first < last:
+                side = (*start[:d], first, *start[d + 1 :]), (*end[:d], last, *end[d + 1 :])
+                found.append(side)
+        start[d], end[d] = a, b
+    return found
+
+
+def _is_zero(graph: BlockGraph, v: int | None) -> bool:
+    return v in graph.constants and not graph.constants[v].any()
 
 
 def _composed(graph: BlockGraph, own: Moved, known: Mapping[int, Moved]) -> Moved:

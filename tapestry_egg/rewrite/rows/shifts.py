@@ -59,7 +59,7 @@ def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
     chosen = {
         v
         for v, moved in known.items()
-        if not set(graph.operations[makers[v]].inputs) >= {p.source for p in moved.pieces}
+        if not {p.source for p in moved.pieces} <= set(graph.operations[makers[v]].inputs)
         and _is_shift(graph, moved, parts)
     }
     return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen).graph_made() if chosen else graph
@@ -98,7 +98,7 @@ def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) ->
                 continue
             for k in readers[v]:
                 op = graph.operations[k]
-                if op.outputs[0] in known or not may_grow(graph, op):
+                if not known.keys().isdisjoint(op.outputs) or not may_grow(graph, op):
                     continue
                 found = along(signature_in(graph, op), op, v, Long(d, n))
                 if found is None or not (region := Region(graph)).grown(k, *found):
@@ -151,13 +151,13 @@ class Shifted(Padded):
         return frozenset(self.loose - self.meant)
 
     def beside(self, op: Operation) -> None:
-        moved = self.moved.get(op.outputs[0]) if op.outputs else None
-        if moved is not None and (
-            op.outputs[0] in self.again or any(p.source in self.grown for p in moved.pieces)
-        ):
-            self.stands[op.outputs[0]] = self._spelled(moved, moved.shape, moved.pieces)
-            return
-        super().beside(op)
+        own = {v: self.moved[v] for v in op.outputs if v in self.moved}
+        sources = {p.source for moved in own.values() for p in moved.pieces}
+        if not self.again.isdisjoint(own) or not self.grown.keys().isdisjoint(sources):
+            for v, moved in own.items():
+                self.stands[v] = self._spelled(moved, moved.shape, moved.pieces)
+        if len(self.stands.keys() & set(op.outputs)) < len(op.outputs):
+            super().beside(op)
 
     def short(self, v: int) -> int:
         return self.stands.get(v) or super().short(v)
@@ -183,19 +183,32 @@ class Shifted(Padded):
         if ring is not None and shape == moved.shape:
             source = self.short(pieces[0].source)
             return self.new("ring_shift", (source,), shape, self.values[source], {"shifts": list(ring)})
-        first, *others = sorted(pieces, key=lambda p: -p.size)
+        groups: dict[tuple[int, Ints], list[Piece]] = {}
+        for piece in pieces:
+            groups.setdefault((piece.source, piece.offset), []).append(piece)
+        minds = moved.fill is not None and not moved.is_covered
+        gap = moved.gap if minds and shape == moved.shape else None
+        # What has most pieces is everywhere, and the others are put upon it.
+        first, *others = sorted(
+            groups.values(), key=lambda g: (-len(g), -sum(p.size for p in g))
+        )
         if moved.fill is None:
-            dtype = self.given.values[first.source].dtype
+            dtype = self.given.values[first[0].source].dtype
             fill = self.scalar(dtype, "or" if dtype == "bool" else "sum")
         else:
             fill = moved.fill
-        made = self._shifted(first, shape, fill)
-        minds = moved.fill is not None and not moved.is_covered
-        (self.meant if minds else self.loose).add(made)
-        if minds and (dims := self._wrong(first, shape)):
-            made = self._masked_by(first, dims, made, self.spread(fill, shape, ()))
-        for piece in others:
-            inside = self._shifted(piece, shape, fill)
+        made = self._shifted(first[0], shape, fill, minds)
+        if minds:
+            filled = self.spread(fill, shape, ())
+            wrong = self._wrong(first[0], shape)
+            if len(first) == 1 and wrong:
+                made = self._masked_by(first[0], wrong, made, filled)
+            elif len(first) > 1 and gap is not None:
+                made = self._masked_by(Piece(-1, *gap, ()), range(len(shape)), filled, made)
+            elif len(first) > 1:
+                others, made = [first, *others], filled
+        for piece in (p for group in others for p in group):
+            inside = self._shifted(piece, shape, fill, False)
             made = self._masked_by(piece, range(len(shape)), inside, made)
         return made
 
@@ -221,8 +234,8 @@ class Shifted(Padded):
             if a > max(0, o) or b < min(n, o + m)
         ]
 
-    def _shifted(self, piece: Piece, shape: Ints, value: int) -> int:
-        """The source at the places of the piece."""
+    def _shifted(self, piece: Piece, shape: Ints, fill: int, minds: bool) -> int:
+        """The source at the places of the piece, and a scalar elsewhere, if anybody minds."""
         v, type_ = self._source(piece)
         each = zip(self._offset(piece), type_.shape, shape, strict=True)
         config = [[o, n - m - o, 0] for o, m, n in each]
@@ -236,7 +249,9 @@ class Shifted(Padded):
                 "strides": None,
             }
             return self.new("slice", (v,), shape, type_, params)
-        return self.new("pad", (v, value), shape, type_, {"padding_config": config})
+        made = self.new("pad", (v, fill), shape, type_, {"padding_config": config})
+        (self.meant if minds else self.loose).add(made)
+        return made
 
     def _masked_by(self, piece: Piece, dims: Iterable[int], inside: int, outside: int) -> int:
         """One value in the box of a piece along some dims, another one elsewhere."""
