@@ -272,7 +272,8 @@ def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
 
 def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> Work:
     """One run's permutes of edges, and the kernels that put blocks and edges together, one dim
-    after the other: they read and write the block with its margins, each once."""
+    after the other: they read and write the block with its margins, each once. Where the reader
+    does that itself, kernels read and write edges alone."""
     seconds = energy = traffic = wire = 0.0
     for e in found:
         for rows in (e.low, e.high):
@@ -281,13 +282,24 @@ def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> W
                 seconds += collective_seconds(BESIDE, sent, e.axes, mesh, target)
                 energy += collective_joules(BESIDE, sent, e.axes, mesh, target)
                 wire += sent
-        moved = 2.0 * e.whole_bytes
-        took = moved / target.hbm_bytes_per_second + target.launch_seconds
+        if e.fuses and target.stores_products:  # a kernel takes out each edge that is sent
+            moved = 2.0 * (e.low + e.high) * e.row_bytes
+            launches = (e.low > 0) + (e.high > 0)
+        else:
+            moved, launches = 2.0 * e.whole_bytes, 1
+        took = moved / target.hbm_bytes_per_second + launches * target.launch_seconds
         energy += joules(0.0, moved, 0.0, took, mesh.devices, target, contraction=False)
         seconds, traffic = seconds + took, traffic + moved
     return Work(seconds, energy, 0.0, traffic, wire, "exchange")
 
 
-def margin_bytes(found: Sequence[Exchange]) -> float:
-    """Bytes of a device's operands with their margins, which stand beside the blocks."""
-    return float(sum({e.operand: e.whole_bytes for e in found}.values()))
+def margin_bytes(found: Sequence[Exchange], target: Target) -> float:
+    """Bytes of a device's operands with their margins, which stand beside the blocks; only the
+    edges that it sends and gets where the reader puts them together itself."""
+    whole, edges = {}, 0.0
+    for e in found:
+        if e.fuses and target.stores_products:
+            edges += 2.0 * (e.low + e.high) * e.row_bytes
+        else:
+            whole[e.operand] = e.whole_bytes
+    return sum(whole.values()) + edges

@@ -32,7 +32,8 @@ class Exchange:
     """Rows of dim `dim` of operand `operand` that devices send along `axes`: `low` from each to the
     next one, `high` from each to the one before. `row_bytes` is what is read of one row by then:
     with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
-    with this dim's margins."""
+    with this dim's margins. The kernel that reads it is computed element by element if it `fuses`:
+    XLA for GPUs then reads edges and block where they are, and stores no block with margins."""
 
     operand: int
     dim: int
@@ -41,6 +42,7 @@ class Exchange:
     high: int
     row_bytes: int
     whole_bytes: int
+    fuses: bool = False
 
     @property
     def payloads(self) -> tuple[int, ...]:
@@ -115,7 +117,8 @@ def exchanges(
                 continue
             row = tensor.itemsize * prod(n for j, n in enumerate(local) if j != k)
             whole = local[k] + r.low + r.high
-            found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole))
+            fuses = signature.fusion == "loop"
+            found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole, fuses))
             begin, end = margined(r, local[k])
             local[k] = end - begin
     return tuple(found)
@@ -166,7 +169,7 @@ def sent_again(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[int, int]]:
             layout = body.strategies[k].needs[e.operand]
             for low, high in ((e.low, 0), (0, e.high)):
                 if low or high:
-                    one = replace(e, operand=-1, low=low, high=high, whole_bytes=0)
+                    one = replace(e, operand=-1, low=low, high=high, whole_bytes=0, fuses=False)
                     key = (op.inputs[e.operand], layout, one)
                     if key in sent:
                         found.add((k, e.operand))

@@ -52,7 +52,8 @@ def exchange_costs(
 
     Every permute is on its own. Then a kernel writes the block with its margins, which are in
     memory beside the block while the operation runs; of operands with margins along several dims
-    the arrays in between are gone by then. Of an operand that exists only inside a kernel the rows
+    the arrays in between are gone by then. Where the operation's own kernel reads block and edges,
+    a kernel takes each edge out instead, and edges are all that is beside the block. Of an operand that exists only inside a kernel the rows
     that are sent are computed for themselves, in the same time at most.
     """
     seconds = energy = sent = 0.0
@@ -62,9 +63,15 @@ def exchange_costs(
             seconds += collective_seconds(BESIDE, float(payload), e.axes, mesh, target)
             energy += collective_joules(BESIDE, float(payload), e.axes, mesh, target)
             sent += collective_wire_bytes(BESIDE, float(payload), mesh.parts(e.axes))
-        traffic = 2.0 * e.whole_bytes
-        took = traffic / target.hbm_bytes_per_second + target.launch_seconds
+        inside = e.fuses and target.stores_products
+        edges = float(sum(e.payloads))
+        traffic = 2.0 * (edges if inside else e.whole_bytes)
+        kernels = len(e.payloads) if inside else 1
+        took = traffic / target.hbm_bytes_per_second + kernels * target.launch_seconds
         seconds += took
         energy += joules(0.0, traffic, 0.0, took, mesh.devices, target, contraction=False)
-        arrays[e.operand] = float(e.whole_bytes)
+        if inside:
+            arrays[e.operand] = arrays.get(e.operand, 0.0) + 2.0 * edges
+        else:
+            arrays[e.operand] = float(e.whole_bytes)
     return seconds, energy, sum(arrays.values()), sent
