@@ -28,10 +28,10 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
     """Raise `Illegal` unless the layouts of a strategy follow from its cuts.
 
     Every device must produce exactly its block of every output, read only what lies in its blocks
-    of the operands or in those beside them along one dim, of which the first and the last are beside
-    each other where the operand's ends meet (or outside of one whose template says what lies
-    there), and every axis that holds partial values must be accounted for: by a cut
-    of a reduce dim, or by one law f(x•y) = f(x)•f(y) that the kernel declares.
+    of the operands or in those beside them along one dim (or outside of an operand whose template
+    says what lies there; where the operand's ends meet, its first and last blocks are beside each
+    other), and every axis that holds partial values must be accounted for: by a cut of a reduce
+    dim, or by one law f(x•y) = f(x)•f(y) that the kernel declares.
     """
     _check_shapes(signature, strategy, mesh)
     _check_partials(signature, strategy, mesh)

@@ -165,9 +165,7 @@ def _padded(x: Array, beyond: Any, margins: _Margins, operands: Sequence[Array])
     return np.pad(x, margins, constant_values=value) if any(map(any, margins)) else x
 
 
-def _around(
-    sig: OperationSignature, p: int, x: Array, box: ZRange
-) -> tuple[Array, ZRange]:
+def _around(sig: OperationSignature, p: int, x: Array, box: ZRange) -> tuple[Array, ZRange]:
     """Operand p, whose ends meet, as the index box reads it, but along dims of which the kernel
     takes its part itself."""
     at, image, margins = sig.operand_box(p, box), sig.inputs[p].image(box), sig.margins(p, box)

@@ -61,12 +61,12 @@ def forms_with_streams(
     limit: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
-    with shifts that devices can share, and with fused attention where that is faster. Behind these, if `slower` ones are wanted, those that
-    only hold less memory: that with fused attention, and that in blocks of rows; then as many
-    others as have `room` operations (places: `ways`), and those that `batches` makes of the
-    program, with its attention fused where that is faster; then, with `shared`, those whose dims
-    the target's devices can share; and one that gathers less at a time where devices, which may
-    hold `limit` bytes each, are short of memory."""
+    with shifts that devices can share, and with fused attention where that is faster. Behind these,
+    if `slower` ones are wanted, those that only hold less memory: that with fused attention, and
+    that in blocks of rows; then as many others as have `room` operations (places: `ways`), and
+    those that `batches` makes of the program, with its attention fused where that is faster; then,
+    with `shared`, those whose dims the target's devices can share; and one that gathers less at a
+    time where devices, which may hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, ways, lean=slower)
     n = target.devices
@@ -100,9 +100,7 @@ def forms_with_streams(
     return (replace(found[0], left=told), *every[1:], *made.forms, *others)
 
 
-def _of_changed(
-    found: Sequence[Form], graph: BlockGraph, step: RuleStep
-) -> tuple[Form, ...]:
+def _of_changed(found: Sequence[Form], graph: BlockGraph, step: RuleStep) -> tuple[Form, ...]:
     """The program as given, before the forms of what a step makes of it, this one among them."""
     given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
     made = [

@@ -53,8 +53,9 @@ def exchange_costs(
     Every permute is on its own. Then a kernel writes the block with its margins, which are in
     memory beside the block while the operation runs; of operands with margins along several dims
     the arrays in between are gone by then. Where the operation's own kernel reads block and edges,
-    a kernel takes each edge out instead, and edges are all that is beside the block. Of an operand that exists only inside a kernel the rows
-    that are sent are computed for themselves, in the same time at most.
+    a kernel takes each edge out instead, and edges are all that is beside the block. Of an operand
+    that exists only inside a kernel the rows that are sent are computed for themselves, in the same
+    time at most.
     """
     seconds = energy = sent = 0.0
     arrays: dict[int, float] = {}

@@ -239,16 +239,16 @@ class IndexBlock:
         return cropped
 
 
-def _wider(
-    x: jax.Array, k: int, before: int, after: int, outside: jax.Array | None
-) -> jax.Array:
+def _wider(x: jax.Array, k: int, before: int, after: int, outside: jax.Array | None) -> jax.Array:
     """The array with so many elements more along a dim: a scalar, or those at its other end."""
     from jax import lax
 
     if not before and not after:
         return x
     if outside is not None:
-        return lax.pad(x, outside, [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)])
+        return lax.pad(
+            x, outside, [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
+        )
     n = x.shape[k]
     ends = lax.slice_in_dim(x, n - before, n, axis=k), lax.slice_in_dim(x, 0, after, axis=k)
     return lax.concatenate([ends[0], x, ends[1]], k)

@@ -68,9 +68,10 @@ operands or outputs, one that ends in `?` for an operand that may be missing; ex
 `index:` the index space is that of the first output's elements, as group `@i`; an operand or output
 without a projection is then aligned with it under broadcasting. The boxes of an operand lie inside
 it, unless `outside:` says what they find elsewhere: the zero of a monoid (`sum`, `max`, `min`, ..),
-the element of a scalar operand (its name), or the other end of the operand (`around`). In `local:` the names of operands and outputs stand
-for the local boxes and everything else keeps its value. Parameters are names too;
-`$params` holds them all, also where another name hides one, and `$kernel` is the kernel's name.
+the element of a scalar operand (its name), or the other end of the operand (`around`). In `local:`
+the names of operands and outputs stand for the local boxes and everything else keeps its value.
+Parameters are names too; `$params` holds them all, also where another name hides one, and `$kernel`
+is the kernel's name.
 `scratch:` has four parts: how many `blocks` of scores are in memory at a time (and how many, where
 that is fewer, if products compute what is made of them: `fused`), and as polynomials
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a

@@ -99,14 +99,14 @@ class OperationSignature:
     elements go to other places, or some are left out: as they are, and each to one place; `takes`
     those of which the kernel, given all of a dim, itself takes the part that it reads; `repeats`
     those of which each element stands in many places; `stored` those that compilers have in memory
-    before they run the kernel, computing nothing inside it. With `parts` the results are parts of the operand, one after
-    another along the dim of which they have less. With `dilates` it puts something
-    between the elements of an operand, with `adds` elements of the result are sums of those of the
-    operands, and where there is `writes` it writes an operand into another, as it is: (into which,
-    which, and scalars that say where, one for each dim). `flops` is a polynomial over the (local)
-    index extents; `reads[p]` overrides the elements read of operand p, None meaning the footprint
-    of its projection. Operands `carried` go each with the result of its place: what nobody reads of
-    these can be left out. `fusion` says how compilers treat the kernel:
+    before they run the kernel, computing nothing inside it. With `parts` the results are parts of
+    the operand, one after another along the dim of which they have less. With `dilates` it puts
+    something between the elements of an operand, with `adds` elements of the result are sums of
+    those of the operands, and where there is `writes` it writes an operand into another, as it is:
+    (into which, which, and scalars that say where, one for each dim). `flops` is a polynomial over
+    the (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
+    footprint of its projection. Operands `carried` go each with the result of its place: what
+    nobody reads of these can be left out. `fusion` says how compilers treat the kernel:
     `view` (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse
     into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
     matrices that reads its result. `elements` says what each element of the results is: `computed`,
@@ -456,7 +456,8 @@ class OperationSignature:
         inside = image.clip(every)
         own = self._taken(p, image)
         if self.beyond(p) == AROUND:
-            own = tuple([o or a < 0 or b > n for o, a, b, n in zip(own, image.start, image.end, every.end, strict=True)])
+            each = zip(own, image.start, image.end, every.end, strict=True)
+            own = tuple([o or a < 0 or b > n for o, a, b, n in each])
         if not any(own):
             return inside
         start = [0 if o else a for o, a in zip(own, inside.start, strict=True)]
@@ -467,9 +468,14 @@ class OperationSignature:
         """Along which dims of operand p, of which it takes parts itself, a kernel has all."""
         if p not in self.takes:
             return (False,) * image.rank
-        whole = self.inputs[p].image(ZRange.from_shape(self.extents))
-        each = zip(image.start, image.end, whole.start, whole.end, strict=True)
-        return tuple([(a, b) == (c, d) for a, b, c, d in each])
+        projection = self.inputs[p]
+        whole = projection.image(ZRange.from_shape(self.extents))
+        return tuple(
+            [
+                any(row) and (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
+                for k, row in enumerate(projection.matrix)
+            ]
+        )
 
     def margins(self, p: int, box: ZRange) -> tuple[tuple[int, int], ...]:
         """Per dim of operand p, elements of an index box's image before and after `operand_box`.
@@ -478,12 +484,14 @@ class OperationSignature:
         the operand: the kernel itself pads there; and where it takes its part itself.
         """
         image = self.inputs[p].image(box)
-        inside, taken = image.clip(ZRange.from_shape(self.input_types[p].shape)), self._taken(p, image)
+        inside = image.clip(ZRange.from_shape(self.input_types[p].shape))
+        taken = self._taken(p, image)
         whole = self.inputs[p].image(ZRange.from_shape(self.extents))
         out = []
         for k, n in enumerate(image.shape):
             uncut = (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
-            if taken[k] or uncut and whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]:
+            holds = whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]
+            if taken[k] or (uncut and holds):
                 out.append((0, 0))
                 continue
             before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])

@@ -1,7 +1,7 @@
-"""Moves: values whose elements are elements of others, each at a constant distance from where it was.
+"""Moves: values made of boxes of other values, each at a constant distance from where it was.
 
-A slice, a pad, a concatenation and what is made of several of these put boxes of values into a box.
-They are read from projections alone, and one after another are one.
+Slices, pads and concatenations are moves, and so are writes at places that are constants. They are
+read from projections alone, and several one after another are one.
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
-import numpy as np
-
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -19,6 +17,7 @@ from tapestry_egg.zspace import Projection
 
 from .computed import Computed
 from .regions import may_grow, signature_in
+from .rows_by_number import NAMES
 
 #: Values of more pieces are left as they are written.
 _MOST = 32
@@ -102,7 +101,16 @@ class Moved:
     @property
     def is_covered(self) -> bool:
         """Whether pieces are all of it."""
-        return sum(p.size for p in self.pieces) == prod(self.shape)
+        return self.covered == self.size
+
+    @property
+    def size(self) -> int:
+        return prod(self.shape)
+
+    @property
+    def covered(self) -> int:
+        """How many elements pieces have."""
+        return sum(p.size for p in self.pieces)
 
     def ring(self, graph: BlockGraph) -> Ints | None:
         """By how much each dim of one value of this shape is shifted, what leaves at one end coming
@@ -148,7 +156,9 @@ def _own(
 ) -> list[tuple[int, Moved]]:
     """The results of one operation that are moved, as its projections say, and what they are."""
     templates = registry.templates()[op.kernel]
-    if any(t.moves or t.repeats for t in templates):
+    if op.kernel == _READS:
+        moved = _read(graph, op, computed)
+    elif any(t.moves or t.repeats for t in templates):
         sig = signature_in(graph, op)
         if sig.elements != "kept" or sig.opaque or not graph.values[op.outputs[0]].size:
             return []
@@ -157,7 +167,7 @@ def _own(
         moved = _moved(op, sig)
     elif any(t.adds for t in templates):
         moved = _sum(graph, op, found)
-    elif op.kernel in _WINDOWS or any(t.writes for t in templates):
+    elif op.kernel == _SETS or any(t.writes for t in templates):
         moved = _written(graph, op, found, computed)
     else:
         moved = None
@@ -217,54 +227,71 @@ def _sum(graph: BlockGraph, op: Operation, found: Mapping[int, Moved]) -> Moved 
     return Moved(first.shape, tuple(pieces), first.fill)
 
 
-#: Kernels that write windows where data say: the names, in their dimension numbers, of the dims of
-#: the operand that the data number, and of those that a window has one element of; and of all that
-#: say more than one window, or another order of dims.
-_WINDOWS = {
-    "scatter": (
-        "scatter_dims_to_operand_dims",
-        "inserted_window_dims",
-        ("operand_batching_dims", "scatter_indices_batching_dims"),
-    )
-}
+#: Kernels that read and write one window, or several, at places that are data.
+_READS, _SETS = "gather", "scatter"
+
+
+def _window(graph: BlockGraph, op: Operation, sizes: Ints, computed: Computed) -> Box | None:
+    """The one window of the first operand that a gather or scatter reads or writes, where that is
+    known, and inside; `sizes` are those of dims that the window keeps."""
+    numbered, batch, _, single = NAMES[op.kernel]
+    dims, whole = op.params["dimension_numbers"], graph.values[op.inputs[0]].shape
+    if graph.values[op.inputs[1]].rank != 1 or dims[batch]:
+        return None
+    places, left = computed(op.inputs[1]), iter(sizes)
+    if places is None:
+        return None
+    start = [0] * len(whole)
+    for d, number in zip(dims[numbered], places, strict=True):
+        start[d] = int(number)
+    shape = [1 if d in dims[single] else next(left) for d in range(len(whole))]
+    return _inside(start, shape, whole)
+
+
+def _inside(start: Sequence[int], shape: Sequence[int], whole: Ints) -> Box | None:
+    """The box of that shape; None where it is not inside."""
+    end = tuple([a + n for a, n in zip(start, shape, strict=True)])
+    fits = min(start, default=0) >= 0 and all(b <= n for b, n in zip(end, whole, strict=True))
+    return (tuple(start), end) if fits else None
+
+
+def _read(graph: BlockGraph, op: Operation, computed: Computed) -> Moved | None:
+    """A value that is a window of another one, at a place that is known."""
+    shape = graph.values[op.outputs[0]].shape
+    if len(shape) != graph.values[op.inputs[0]].rank:
+        return None
+    box = _window(graph, op, shape, computed)
+    if box is None:
+        return None
+    piece = Piece(op.inputs[0], (0,) * len(shape), shape, tuple([-a for a in box[0]]))
+    return Moved(shape, (piece,))
 
 
 def _written(
     graph: BlockGraph, op: Operation, found: Mapping[int, Moved], computed: Computed
 ) -> Moved | None:
     """A value that is another one in which a part is written over, at a place that is known."""
-    where: Sequence[np.ndarray | None]
-    if op.kernel not in _WINDOWS:
+    if op.kernel == _SETS:
+        into, _, part = op.inputs
+        box = _window(graph, op, graph.values[part].shape, computed)
+    else:
         into, part, *at = [op.inputs[p] for p in signature_in(graph, op).writes]
         where = [computed(v) for v in at]
+        start = [int(x) for x in where if x is not None]
         shape = graph.values[part].shape
-    else:
-        into, at_, part = op.inputs
-        dims, names = op.params["dimension_numbers"], _WINDOWS[op.kernel]
-        if graph.values[at_].rank != 1 or any(dims[name] for name in names[2]):
-            return None
-        places = computed(at_)
-        rank = graph.values[into].rank
-        where = [np.zeros((), int)] * rank
-        for d, number in zip(dims[names[0]], places if places is not None else (), strict=False):
-            where[d] = number
-        where = list(where) if places is not None else [None]
-        sizes = iter(graph.values[part].shape)
-        shape = tuple([1 if d in dims[names[1]] else next(sizes) for d in range(rank)])
-    if any(x is None for x in where):
+        known = len(start) == len(shape)
+        box = _inside(start, shape, graph.values[into].shape) if known else None
+    if box is None:
         return None
     whole = graph.values[into].shape
-    start = tuple([int(x) for x in where if x is not None])
-    end = tuple([a + n for a, n in zip(start, shape, strict=True)])
-    if min(start, default=0) < 0 or any(b > n for b, n in zip(end, whole, strict=True)):
-        return None
-    new, none = found.get(part), (0,) * len(whole)
-    pieces = [Piece(into, a, b, none) for a, b in _beside((none, whole), (start, end))]
+    none = (0,) * len(whole)
+    pieces = [Piece(into, a, b, none) for a, b in _beside((none, whole), box)]
+    new = found.get(part)
     if new is not None and not new.pieces:
         return Moved(whole, tuple(pieces), new.fill)
-    if graph.values[part].shape != shape:
+    if graph.values[part].rank != len(whole):
         return None
-    return Moved(whole, (*pieces, Piece(part, start, end, start)))
+    return Moved(whole, (*pieces, Piece(part, *box, box[0])))
 
 
 def _beside(box: Box, hole: Box) -> list[Box]:
@@ -284,7 +311,7 @@ def _beside(box: Box, hole: Box) -> list[Box]:
 
 
 def _is_zero(graph: BlockGraph, v: int | None) -> bool:
-    return v in graph.constants and not graph.constants[v].any()
+    return v is not None and v in graph.constants and not graph.constants[v].any()
 
 
 def _composed(graph: BlockGraph, own: Moved, known: Mapping[int, Moved]) -> Moved:

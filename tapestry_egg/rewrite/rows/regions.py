@@ -63,15 +63,17 @@ class Long:
 
 @dataclass
 class Region:
-    """A region of a program that has more rows."""
+    """A region of a program that has more rows, or, with `fewer`, some of them only."""
 
     graph: BlockGraph
+    fewer: bool = False
     inside: dict[int, Grown] = field(default_factory=dict)  # by number of operation
     reached: dict[int, Long] = field(default_factory=dict)  # values of it, and how they have rows
 
     def grown(self, seed: int, index: int, size: int, low: int = 0) -> bool:
         """Take in an operation along an index dim that gets the extent `size`, of which the first
-        `low` points are added ones, and whatever reads and makes rows of it."""
+        `low` points are added ones (where it is negative, so many are left out), and whatever reads
+        and makes rows of it."""
         graph = self.graph
         makers, readers = graph.producers(), graph.readers()
         seen: set[int] = set()
@@ -80,7 +82,7 @@ class Region:
 
         def take(k: int, index: int, size: int, low: int) -> bool:
             made = self._operation(graph.operations[k], index, size)
-            if made is None:
+            if made is None or not self._serves(made):
                 return False
             self.inside[k] = made = replace(made, low=low)
             op = graph.operations[k]
@@ -109,6 +111,15 @@ class Region:
                     seen.add(k)
         return True
 
+    def _serves(self, made: Grown) -> bool:
+        """Whether an operation has as many rows as is wanted."""
+        sig, size = made.rows.signature, made.size
+        if self.fewer:
+            return size <= sig.extents[made.index] and not (made.rows.summed or made.windows)
+        ports = zip(made.rows.inputs, sig.input_types, strict=True)
+        fits = [t.shape[c.dim] <= size * c.inner for c, t in ports if c is not None]
+        return size >= sig.extents[made.index] and all(fits)
+
     def _operation(self, op: Operation, index: int, size: int) -> Grown | None:
         """How an operation runs on more rows; None where it cannot, or need not. Its signature
         remembers it, as equal operations have the same one."""
@@ -129,11 +140,6 @@ class Region:
             if rows is not None:
                 windows = tuple([p for p, cut in enumerate(rows.inputs) if cut is not None])
         if rows is None or (rows.summed and neutral_of(sig, rows, index) is None):
-            return None
-        for cut, type_ in zip(rows.inputs, sig.input_types, strict=True):
-            if cut is not None and type_.shape[cut.dim] > size * cut.inner:
-                return None
-        if size < sig.extents[index]:
             return None
         whole = ZRange.from_shape(sig.extents)
         boxes = tuple([sig.operand_box(p, whole) for p in range(len(sig.inputs))])

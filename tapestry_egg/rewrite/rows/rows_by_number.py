@@ -20,7 +20,7 @@ from .computed import Computed
 #: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
 #: operand that are batch dims, of the dims of the indices that these follow, and of those of the
 #: operand that a window has one element of.
-_NAMES = {
+NAMES = {
     "gather": (
         "start_index_map",
         "operand_batching_dims",
@@ -41,7 +41,7 @@ _NAMES = {
 
 def with_batch_dims(graph: BlockGraph) -> BlockGraph:
     """The graph with batch dims wherever indices count rows; the same graph where none do."""
-    if not any(op.kernel in _NAMES for op in graph.operations):
+    if not any(op.kernel in NAMES for op in graph.operations):
         return graph
     return _Counts(graph).graph_made()
 
@@ -58,14 +58,14 @@ class _Counts:
 
     def graph_made(self) -> BlockGraph:
         for op in self.graph.operations:
-            self.operations.append(self._batched(op) if op.kernel in _NAMES else op)
+            self.operations.append(self._batched(op) if op.kernel in NAMES else op)
         if len(self.values) == len(self.graph.values):
             return self.graph
         made = replace(self.graph, values=tuple(self.values), operations=tuple(self.operations))
         return without_unread(made)
 
     def _batched(self, op: Operation) -> Operation:
-        numbered, batch, along, single = _NAMES[op.kernel]
+        numbered, batch, along, single = NAMES[op.kernel]
         dims: dict[str, Any] = dict(op.params["dimension_numbers"])
         columns = self._columns(op.inputs[1])
         given = dims[numbered]

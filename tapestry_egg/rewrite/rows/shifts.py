@@ -1,17 +1,18 @@
 """Shifts: neighbours read by slices, pads and concatenations, on as many rows as what they read.
 
 `x[1:] - x[:-1]` has one row less than `x`, which devices that share `x` evenly cannot share. Here
-what reads rows i + c of a value has as many rows as the value has. First moves of moves become one
-(`moves.py`): a slice of what was padded or joined, or what is padded or joined of slices, is the
-value at other places, with a border, or in a ring (`ring_shift`). Then regions of a program that have a
-few rows less than what they are sliced from get the missing ones, as in `even_parts.py`: these hold
-whatever they hold, and are left out wherever anything is summed, or moved back to its place.
+what reads rows i + c of a value has as many rows as the value has. First, moves of moves become one
+(`moves.py`): a slice of what was padded or joined, or slices that are padded or joined, are the
+value at other places, with a border, or in a ring (`ring_shift`). Then regions of a program that
+have a few rows less than what they are sliced from get the missing rows, as in `even_parts.py`.
+These hold anything, and are left out where rows are summed or moved back to their places.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from math import gcd
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
@@ -41,7 +42,8 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
     graph, free = _at_once(graph, parts), frozenset[int]()
     for _ in range(_ROUNDS):
         known = moves(graph, free)
-        region = next(_short_regions(graph, known, parts), None)
+        regions = chain(_long_regions(graph, known, parts), _short_regions(graph, known, parts))
+        region = next(regions, None)
         if region is None:
             break
         shifted = Shifted(region, known)
@@ -59,10 +61,20 @@ def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
     chosen = {
         v
         for v, moved in known.items()
-        if not {p.source for p in moved.pieces} <= set(graph.operations[makers[v]].inputs)
-        and _is_shift(graph, moved, parts)
+        if _is_new(graph.operations[makers[v]], moved) and _is_shift(graph, moved, parts)
     }
-    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen).graph_made() if chosen else graph
+    if not chosen:
+        return graph
+    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen).graph_made()
+
+
+def _is_new(op: Operation, moved: Moved) -> bool:
+    """Whether a value is more than its operation says, which reads other operands; or one of which
+    a number overwrites most, through a window that devices cannot share."""
+    if not {p.source for p in moved.pieces} <= set(op.inputs):
+        return True
+    overwritten = moved.fill is not None and moved.fill not in op.inputs
+    return overwritten and 2 * moved.covered < moved.size
 
 
 def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
@@ -74,7 +86,8 @@ def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
         extents = [graph.values[p.source].shape[d] for p in moved.pieces]
         ring = moved.ring(graph)
         offsets = [p.offset[d] for p in moved.pieces] if ring is None else [ring[d]]
-        if not any(offsets) and all(m == n for m in extents):
+        whole = all((p.start[d], p.end[d]) == (0, n) for p in moved.pieces)
+        if whole and not any(offsets) and all(m == n for m in extents):
             continue
         for m, offset in zip(extents, offsets, strict=False):
             thin = _NEAR * m <= n
@@ -91,9 +104,7 @@ def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) ->
         if len(moved.pieces) != 1 or moved.fill is not None:
             continue
         (piece,) = moved.pieces
-        for d, (n, m) in enumerate(
-            zip(graph.values[piece.source].shape, moved.shape, strict=True)
-        ):
+        for d, (n, m) in enumerate(zip(graph.values[piece.source].shape, moved.shape, strict=True)):
             if not m < n or _NEAR * (n - m) > n or gcd(n, parts) <= gcd(m, parts):
                 continue
             for k in readers[v]:
@@ -107,6 +118,49 @@ def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) ->
                 found = along(signature_in(graph, op), op, v, Long(d, n, low))
                 again = Region(graph)
                 yield again if low and found and again.grown(k, *found) else region
+
+
+def _long_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) -> Iterator[Region]:
+    """Regions of which all that is read is sliced out, with rows that devices can share better."""
+    makers, readers = graph.producers(), graph.readers()
+    for moved in known.values():
+        if len(moved.pieces) != 1 or moved.fill is not None:
+            continue
+        (piece,) = moved.pieces
+        k = makers.get(piece.source)
+        if k is None or piece.source in known or not may_grow(graph, graph.operations[k]):
+            continue
+        op = graph.operations[k]
+        for d, (n, m) in enumerate(zip(graph.values[piece.source].shape, moved.shape, strict=True)):
+            if not m < n or _NEAR * (n - m) > n or gcd(m, parts) <= gcd(n, parts):
+                continue
+            long, region = Long(d, m, piece.offset[d]), Region(graph, fewer=True)
+            found = along(signature_in(graph, op), op, piece.source, long)
+            if found is None or not region.grown(k, *found):
+                continue
+            if _is_all_that_is_read(graph, known, region, readers):
+                yield region
+
+
+def _is_all_that_is_read(
+    graph: BlockGraph, known: Mapping[int, Moved], region: Region, readers: Mapping[int, list[int]]
+) -> bool:
+    """Whether what is read of a region with fewer rows, other than by itself, is moved out of the
+    rows that it has."""
+    made = {v for k in region.inside for v in graph.operations[k].outputs}
+    if not made.isdisjoint(graph.outputs):
+        return False
+    for v in made:
+        long = region.reached[v]
+        for op in (graph.operations[k] for k in readers[v] if k not in region.inside):
+            if not known.keys() >= set(op.outputs):
+                return False
+            for piece in (p for u in op.outputs for p in known[u].pieces if p.source == v):
+                first = piece.start[long.dim] - piece.offset[long.dim] + long.low
+                last = piece.end[long.dim] - piece.offset[long.dim] + long.low
+                if first < 0 or last > long.extent:
+                    return False
+    return True
 
 
 def _least_moved(
@@ -171,10 +225,13 @@ class Shifted(Padded):
         pieces = []
         for piece in (p.at(d, long.low) for p in moved.pieces):
             # What reaches an end of the value reaches that of all rows.
-            first = 0 if piece.start[d] == long.low else piece.start[d]
-            last = n if piece.end[d] == long.low + moved.shape[d] else piece.end[d]
+            first = 0 if piece.start[d] <= max(0, long.low) else piece.start[d]
+            last = long.low + moved.shape[d]
+            last = n if piece.end[d] >= min(n, last) else piece.end[d]
             start = (*piece.start[:d], first, *piece.start[d + 1 :])
-            pieces.append(replace(piece, start=start, end=(*piece.end[:d], last, *piece.end[d + 1 :])))
+            end = (*piece.end[:d], last, *piece.end[d + 1 :])
+            if first < last:
+                pieces.append(replace(piece, start=start, end=end))
         return self._spelled(moved, (*moved.shape[:d], n, *moved.shape[d + 1 :]), pieces)
 
     def _spelled(self, moved: Moved, shape: Ints, pieces: Sequence[Piece]) -> int:
@@ -182,16 +239,15 @@ class Shifted(Padded):
         ring = moved.ring(self.given)
         if ring is not None and shape == moved.shape:
             source = self.short(pieces[0].source)
-            return self.new("ring_shift", (source,), shape, self.values[source], {"shifts": list(ring)})
+            like, params = self.values[source], {"shifts": list(ring)}
+            return self.new("ring_shift", (source,), shape, like, params)
         groups: dict[tuple[int, Ints], list[Piece]] = {}
         for piece in pieces:
             groups.setdefault((piece.source, piece.offset), []).append(piece)
         minds = moved.fill is not None and not moved.is_covered
         gap = moved.gap if minds and shape == moved.shape else None
         # What has most pieces is everywhere, and the others are put upon it.
-        first, *others = sorted(
-            groups.values(), key=lambda g: (-len(g), -sum(p.size for p in g))
-        )
+        first, *others = sorted(groups.values(), key=lambda g: (-len(g), -sum(p.size for p in g)))
         if moved.fill is None:
             dtype = self.given.values[first[0].source].dtype
             fill = self.scalar(dtype, "or" if dtype == "bool" else "sum")
@@ -228,11 +284,7 @@ class Shifted(Padded):
         """The dims along which the source, moved, reaches beyond the piece."""
         _, type_ = self._source(piece)
         each = zip(piece.start, piece.end, self._offset(piece), type_.shape, shape, strict=True)
-        return [
-            d
-            for d, (a, b, o, m, n) in enumerate(each)
-            if a > max(0, o) or b < min(n, o + m)
-        ]
+        return [d for d, (a, b, o, m, n) in enumerate(each) if a > max(0, o) or b < min(n, o + m)]
 
     def _shifted(self, piece: Piece, shape: Ints, fill: int, minds: bool) -> int:
         """The source at the places of the piece, and a scalar elsewhere, if anybody minds."""
