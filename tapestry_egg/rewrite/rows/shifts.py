@@ -42,8 +42,8 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
     graph, free = _at_once(graph, parts), frozenset[int]()
     for _ in range(_ROUNDS):
         known = moves(graph, free)
-        regions = chain(_long_regions(graph, known, parts), _short_regions(graph, known, parts))
-        region = next(regions, None)
+        found = chain(_long_regions(graph, known, parts), _short_regions(graph, known, parts))
+        region = next(found, None)
         if region is None:
             break
         shifted = Shifted(region, known)
