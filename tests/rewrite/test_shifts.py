@@ -113,6 +113,7 @@ PROGRAMS: dict[str, Function] = {
     "around": around,
     "within": within,
     "deep": deep,
+    "added": lambda x: x.at[1:-1].add(jnp.sin(x[2:] - x[:-2])),
     "updated": lambda x: lax.dynamic_update_slice(x, jnp.cos(x[:-2] + x[2:]), (1, 0)),
     "a row is one number": lambda x: x.at[0].set(3.0) - jnp.roll(x, 1, 0),
     "sum inside": lambda x: jnp.sum(jnp.log(jnp.abs(x[1:-1])) * x[2:], 0),

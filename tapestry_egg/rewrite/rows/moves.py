@@ -227,8 +227,21 @@ def _sum(graph: BlockGraph, op: Operation, found: Mapping[int, Moved]) -> Moved 
     return Moved(first.shape, tuple(pieces), first.fill)
 
 
-#: Kernels that read and write one window, or several, at places that are data.
-_READS, _SETS = "gather", "scatter"
+#: Kernels that read, write and add to one window, or several, at places that are data.
+_READS, _SETS, _ADDS = "gather", "scatter", ("scatter-add", "scatter_add")
+
+
+def added(graph: BlockGraph) -> dict[int, Box]:
+    """Values that are another one with something added to a window of it that is known and is half
+    of it at least, and the window: devices cannot share such a window."""
+    computed, found = Computed(graph), {}
+    for op in graph.operations:
+        if op.kernel in _ADDS and may_grow(graph, op):
+            into, _, part = [graph.values[v] for v in op.inputs]
+            box = _window(graph, op, part.shape, computed) if into.rank == part.rank else None
+            if box is not None and 2 * part.size >= into.size:
+                found[op.outputs[0]] = box
+    return found
 
 
 def _window(graph: BlockGraph, op: Operation, sizes: Ints, computed: Computed) -> Box | None:

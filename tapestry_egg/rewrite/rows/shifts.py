@@ -10,14 +10,14 @@ These hold anything, and are left out where rows are summed or moved back to the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from math import gcd
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
-from .moves import Ints, Moved, Piece, moves
+from .moves import Box, Ints, Moved, Piece, added, moves
 from .padded import Padded
 from .regions import Long, Region, along, may_grow, signature_in
 
@@ -54,8 +54,8 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
 
 def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
     """The program with moves of moves as one, where that is a shift."""
-    known = moves(graph)
-    if not known:
+    known, adds = moves(graph), added(graph)
+    if not known and not adds:
         return graph
     makers = graph.producers()
     chosen = {
@@ -63,9 +63,9 @@ def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
         for v, moved in known.items()
         if _is_new(graph.operations[makers[v]], moved) and _is_shift(graph, moved, parts)
     }
-    if not chosen:
+    if not chosen and not adds:
         return graph
-    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen).graph_made()
+    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen, adds).graph_made()
 
 
 def _is_new(op: Operation, moved: Moved) -> bool:
@@ -188,13 +188,18 @@ def _least_moved(
 
 class Shifted(Padded):
     """Makes the program with a region on more rows, and with what moves to and from it at places
-    among all of them. Of the values that are moved, `again` are made again, too."""
+    among all of them. Of the values that are moved, `again` are made again, too; `adds` are values
+    made by adding to a window of another one."""
 
     def __init__(
-        self, region: Region, known: Mapping[int, Moved], again: set[int] | None = None
+        self,
+        region: Region,
+        known: Mapping[int, Moved],
+        again: Collection[int] = (),
+        adds: Mapping[int, Box] | None = None,
     ) -> None:
         super().__init__(region)
-        self.moved, self.again = known, again or set()
+        self.moved, self.again, self.adds = known, frozenset(again), adds or {}
         self.stands: dict[int, int] = {}  # value -> the one that is moved at once
         self.loose: set[int] = set()  # values that hold what they hold beside their pieces
         self.meant: set[int] = set()  # and those of which that is asked for
@@ -210,8 +215,22 @@ class Shifted(Padded):
         if not self.again.isdisjoint(own) or not self.grown.keys().isdisjoint(sources):
             for v, moved in own.items():
                 self.stands[v] = self._spelled(moved, moved.shape, moved.pieces)
+        for v in op.outputs:
+            if v in self.adds:
+                self.stands[v] = self._summed(op, self.adds[v])
         if len(self.stands.keys() & set(op.outputs)) < len(op.outputs):
             super().beside(op)
+
+    def _summed(self, op: Operation, box: Box) -> int:
+        """What adds to a window, as a sum with zeros beside the window."""
+        into, _, part = op.inputs
+        type_ = self.given.values[into]
+        each = zip(*box, type_.shape, strict=True)
+        config = {"padding_config": [[a, n - b, 0] for a, b, n in each]}
+        zero = self.scalar(type_.dtype, "sum")
+        wide = self.new("pad", (self.short(part), zero), type_.shape, type_, config)
+        self.meant.add(wide)
+        return self.new("add", (self.short(into), wide), type_.shape, type_, {})
 
     def short(self, v: int) -> int:
         return self.stands.get(v) or super().short(v)
