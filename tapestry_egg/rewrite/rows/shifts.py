@@ -28,6 +28,9 @@ _NEAR = 8
 #: Regions that get rows, one after another.
 _ROUNDS = 64
 
+#: A value, one of its dims, and one that it is made of or that is made of it.
+_Tried = set[tuple[int, int, int]]
+
 
 def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
     """The program, its loops and branches too, with shifts that so many devices can share; the same
@@ -40,9 +43,11 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
     if any(a is not b for a, b in zip(operations, graph.operations, strict=True)):
         graph = replace(graph, operations=tuple(operations))
     graph, free = _at_once(graph, parts), frozenset[int]()
+    tried: _Tried = set()
     for _ in range(_ROUNDS):
         known = moves(graph, free)
-        found = chain(_long_regions(graph, known, parts), _short_regions(graph, known, parts))
+        of = graph, known, parts, tried
+        found = chain(_long_regions(*of), _short_regions(*of))
         region = next(found, None)
         if region is None:
             break
@@ -97,8 +102,11 @@ def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
     return shared
 
 
-def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) -> Iterator[Region]:
-    """Regions of rows that are sliced from a few more, which devices can share better."""
+def _short_regions(
+    graph: BlockGraph, known: Mapping[int, Moved], parts: int, tried: _Tried
+) -> Iterator[Region]:
+    """Regions of rows that are sliced from a few more, which devices can share better; each is
+    tried once."""
     readers = graph.readers()
     for v, moved in known.items():
         if len(moved.pieces) != 1 or moved.fill is not None:
@@ -111,6 +119,9 @@ def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) ->
                 op = graph.operations[k]
                 if not known.keys().isdisjoint(op.outputs) or not may_grow(graph, op):
                     continue
+                if (v, d, op.outputs[0]) in tried:
+                    continue
+                tried.add((v, d, op.outputs[0]))
                 found = along(signature_in(graph, op), op, v, Long(d, n))
                 if found is None or not (region := Region(graph)).grown(k, *found):
                     continue
@@ -120,10 +131,13 @@ def _short_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) ->
                 yield again if low and found and again.grown(k, *found) else region
 
 
-def _long_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) -> Iterator[Region]:
-    """Regions of which all that is read is sliced out, with rows that devices can share better."""
+def _long_regions(
+    graph: BlockGraph, known: Mapping[int, Moved], parts: int, tried: _Tried
+) -> Iterator[Region]:
+    """Regions of which all that is read is sliced out, with rows that devices can share better;
+    each is tried once."""
     makers, readers = graph.producers(), graph.readers()
-    for moved in known.values():
+    for v, moved in known.items():
         if len(moved.pieces) != 1 or moved.fill is not None:
             continue
         (piece,) = moved.pieces
@@ -134,6 +148,9 @@ def _long_regions(graph: BlockGraph, known: Mapping[int, Moved], parts: int) -> 
         for d, (n, m) in enumerate(zip(graph.values[piece.source].shape, moved.shape, strict=True)):
             if not m < n or _NEAR * (n - m) > n or gcd(m, parts) <= gcd(n, parts):
                 continue
+            if (v, d, piece.source) in tried:
+                continue
+            tried.add((v, d, piece.source))
             long, region = Long(d, m, piece.offset[d]), Region(graph, fewer=True)
             found = along(signature_in(graph, op), op, piece.source, long)
             if found is None or not region.grown(k, *found):
@@ -151,7 +168,7 @@ def _is_all_that_is_read(
     if not made.isdisjoint(graph.outputs):
         return False
     for v in made:
-        long = region.reached[v]
+        long = region.reached[v]  # an operation of the region makes rows of it
         for op in (graph.operations[k] for k in readers[v] if k not in region.inside):
             if not known.keys() >= set(op.outputs):
                 return False
