@@ -53,8 +53,7 @@ def devices_of(rule: str, kind: str) -> int | None:
 
 def is_split(rule: str) -> bool:
     """Whether a rule splits the batch over time, or makes dims such that devices can share them."""
-    shared = any(devices_of(rule, kind) is not None for kind in (EVEN_PARTS, SHIFTS))
-    return shared or parts_of_batch(rule) is not None
+    return devices_of(rule, EVEN_PARTS) is not None or parts_of_batch(rule) is not None
 
 
 def gap_text(gap: float, proven: bool) -> str:

@@ -68,7 +68,7 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
 
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
-    return rule in CHANGES or is_split(rule)
+    return rule in CHANGES or is_split(rule) or devices_of(rule, SHIFTS) is not None
 
 
 def _streamed(graph: BlockGraph) -> tuple[BlockGraph, int]:
