@@ -272,8 +272,9 @@ def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
 
 def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> Work:
     """One run's permutes of edges, and the kernels that put blocks and edges together, one dim
-    after the other: they read and write the block with its margins, each once. So do two kernels
-    with states that are gathered and what these are combined with."""
+    after the other: they read and write the block with its margins, each once. Where the reader
+    does that itself, kernels read and write edges alone. Two kernels do with states that are
+    gathered and what these are combined with."""
     seconds = energy = traffic = wire = 0.0
     for e in found:
         rows = [(BESIDE, float(n * e.row_bytes)) for n in (e.low, e.high) if n]
@@ -281,15 +282,25 @@ def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> W
             seconds += collective_seconds(kind, sent, e.axes, mesh, target)
             energy += collective_joules(kind, sent, e.axes, mesh, target)
             wire += collective_wire_bytes(kind, sent, mesh.parts(e.axes))
-        moved = 2.0 * e.whole_bytes
-        launches = 2 if e.states else 1
+        if e.fuses and target.stores_products:  # a kernel takes out each edge that is sent
+            moved = 2.0 * (e.low + e.high) * e.row_bytes
+            launches = (e.low > 0) + (e.high > 0)
+        else:
+            moved, launches = 2.0 * e.whole_bytes, 2 if e.states else 1
         took = moved / target.hbm_bytes_per_second + launches * target.launch_seconds
         energy += joules(0.0, moved, 0.0, took, mesh.devices, target, contraction=False)
         seconds, traffic = seconds + took, traffic + moved
     return Work(seconds, energy, 0.0, traffic, wire, "exchange")
 
 
-def margin_bytes(found: Sequence[Exchange], mesh: MeshShape) -> float:
+def margin_bytes(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> float:
     """Bytes of a device's operands with their margins, which stand beside the blocks, and of the
-    states of all devices."""
-    return float(sum({e.operand: e.held(mesh) for e in found}.values()))
+    states of all devices; only the edges that it sends and gets where the reader puts them together
+    itself."""
+    whole, edges = {}, 0.0
+    for e in found:
+        if e.fuses and target.stores_products:
+            edges += 2.0 * (e.low + e.high) * e.row_bytes
+        else:
+            whole[e.operand] = e.held(mesh)
+    return float(sum(whole.values())) + edges

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.plans.plan import Strategy
 
 Ints = NDArray[np.int64]
@@ -29,8 +29,9 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
 
     Every device must produce exactly its block of every output, read only what lies in its blocks
     of the operands or in those beside them along one dim (or outside of an operand whose template
-    says what lies there), and every axis that holds partial values must be accounted for: by a cut
-    of a reduce dim, or by one law f(x•y) = f(x)•f(y) that the kernel declares.
+    says what lies there; where the operand's ends meet, its first and last blocks are beside each
+    other), and every axis that holds partial values must be accounted for: by a cut of a reduce
+    dim, or by one law f(x•y) = f(x)•f(y) that the kernel declares.
     """
     _check_shapes(signature, strategy, mesh)
     _check_partials(signature, strategy, mesh)
@@ -42,7 +43,8 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
     ports += [*zip(signature.outputs, signature.output_types, strategy.gives, strict=True)]
     for p, (projection, tensor, layout) in enumerate(ports):
         low, high = projection.images(starts, ends)
-        if p < operands and signature.beyond(p) is not None:
+        around = p < operands and signature.beyond(p) == AROUND
+        if p < operands and signature.beyond(p) is not None and not around:
             low, high = np.clip(low, 0, tensor.shape), np.clip(high, 0, tensor.shape)
         begin, stop = tensor_blocks(layout, tensor.shape, mesh)
         if p >= operands:
@@ -55,7 +57,9 @@ def check_strategy(signature: OperationSignature, strategy: Strategy, mesh: Mesh
             before, after = max(0, lack[0]), max(0, lack[1])
             if not before and not after:
                 continue
-            inside = low[:, k].min() >= 0 and high[:, k].max() <= tensor.shape[k]
+            if around and sizes[k] == tensor.shape[k]:
+                continue
+            inside = around or (low[:, k].min() >= 0 and high[:, k].max() <= tensor.shape[k])
             stands = any(
                 a > 0 and axes == layout.dims[k] and mesh.parts(axes) > 1
                 for a, axes in zip(projection.matrix[k], strategy.cuts, strict=True)

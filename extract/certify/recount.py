@@ -407,7 +407,8 @@ class Walk:
                 read = needs, back, copies, size, inside, late, self._left(v)
                 for x in lives.buffers(v, self.given[v], *read):
                     yield v, x
-            scratch += sum(margin_bytes(self.margins.get(i, ()), self.mesh) for i in unit.members)
+            margins = [self.margins.get(i, ()) for i in unit.members]
+            scratch += sum(margin_bytes(x, self.mesh, self.target) for x in margins)
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:
                     (v, *_), at = unit.outputs, 2 * u + 1

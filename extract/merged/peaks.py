@@ -243,7 +243,8 @@ class Peaks:
             pairs += [(a, b, k) for a, b in pairwise(units)]
         for u, unit in enumerate(walk.schedule.units):
             scratch, parts = kernel_scratch(unit, walk.program, walk.bodies, walk.mesh, walk.target)
-            scratch += sum(margin_bytes(walk.margins.get(i, ()), walk.mesh) for i in unit.members)
+            margins = [walk.margins.get(i, ()) for i in unit.members]
+            scratch += sum(margin_bytes(x, walk.mesh, walk.target) for x in margins)
             at = _APART * (u + 1) + 1
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:

@@ -15,7 +15,12 @@ from tapestry_egg.metakernels.language.scopes import Inner, Names, Scope
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.signatures.amounts import Polynomial
 from tapestry_egg.metakernels.signatures.parameters import plain
-from tapestry_egg.metakernels.signatures.signature import Elements, OperationSignature, Passage
+from tapestry_egg.metakernels.signatures.signature import (
+    AROUND,
+    Elements,
+    OperationSignature,
+    Passage,
+)
 from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, Row, is_extent
 from tapestry_egg.monoids import monoids, single_monoids
 from tapestry_egg.zspace import Projection, ZRange
@@ -92,6 +97,7 @@ def instantiate(
         repeats=_places(template, template.repeats, inputs),
         stored=_places(template, template.stored, inputs),
         writes=_places(template, tuple(template.writes.values()), inputs),
+        parts=_flag(template.parts, names),
         dilates=_flag(template.dilates, names),
         adds=_flag(template.adds, names),
         carried=_carried(template, names, inputs, types),
@@ -274,9 +280,9 @@ def _outside(
             value = scalars[value][0]
             if inputs[value].rank:
                 raise text.error(f"{inputs[value]} is not a scalar")
-        elif value is not None and value not in single_monoids():
+        elif value not in (None, AROUND) and value not in single_monoids():
             raise text.error(
-                f"{value!r} is neither a monoid nor an operand",
+                f"{value!r} is neither a monoid nor an operand, nor is it {AROUND!r}",
                 f"Monoids are {', '.join(single_monoids())}.",
             )
         for p in places(template, name, len(inputs)):

@@ -24,7 +24,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.monoids import monoid
 from tapestry_egg.zspace import Projection
 
@@ -42,7 +42,8 @@ class Exchange:
     """Rows of dim `dim` of operand `operand` that devices send along `axes`: `low` from each to the
     next one, `high` from each to the one before. `row_bytes` is what is read of one row by then:
     with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
-    with this dim's margins.
+    with this dim's margins. The kernel that reads it is computed element by element if it `fuses`:
+    XLA for GPUs then reads edges and block where they are, and stores no block with margins.
 
     Where there are `states`, devices combine these instead: the collectives, each with the bytes
     that a device gives to it. `dim` is then an index dim, and `whole_bytes` is what a kernel reads
@@ -58,6 +59,7 @@ class Exchange:
     whole_bytes: int
     states: tuple[tuple[str, int], ...] = ()
     scattered: int | None = None
+    fuses: bool = False
 
     @property
     def sends(self) -> tuple[tuple[str, int], ...]:
@@ -88,14 +90,11 @@ class Reach:
 
 
 def reaches(
-    projection: Projection,
-    tensor: TensorType,
-    layout: Layout,
-    extents: Sequence[int],
-    cuts: Cuts,
-    mesh: MeshShape,
+    signature: OperationSignature, p: int, layout: Layout, cuts: Cuts, mesh: MeshShape
 ) -> tuple[Reach, ...]:
-    """How an operand's boxes stand to its blocks, dim by dim, over all devices of the mesh."""
+    """How operand p's boxes stand to its blocks, dim by dim, over all devices of the mesh."""
+    projection, tensor = signature.inputs[p], signature.input_types[p]
+    extents, beyond = signature.extents, signature.beyond(p)
     starts = np.zeros((mesh.devices, len(extents)), np.int64)
     for d, n in enumerate(extents):
         starts[:, d] = block_numbers(cuts[d], mesh) * (n // mesh.parts(cuts[d]))
@@ -111,6 +110,8 @@ def reaches(
         if low <= 0 and high <= 0:
             off = inside[0] - at, inside[1] - at
         begin, end = [int(x[0]) if (x == x[0]).all() else None for x in off]
+        if beyond is not None and not axes and (beyond == AROUND or p in signature.takes):
+            begin = end = None  # all of it is read, or the kernel leaves out what is not
         found.append(Reach(max(0, low), max(0, high), begin, end))
     return tuple(found)
 
@@ -131,7 +132,7 @@ def exchanges(
     for p, (projection, tensor, layout) in enumerate(ports):
         if not any(layout.dims) or in_blocks(projection, tensor, layout, cuts, signature.extents):
             continue
-        reach = reaches(projection, tensor, layout, signature.extents, cuts, mesh)
+        reach = reaches(signature, p, layout, cuts, mesh)
         local = list(layout.local_shape(tensor.shape, mesh))
         for k, r in enumerate(reach):
             if not (r.low or r.high) and r.begin is not None and r.end is not None:
@@ -141,7 +142,10 @@ def exchanges(
                 continue
             row = tensor.itemsize * prod(n for j, n in enumerate(local) if j != k)
             whole = local[k] + r.low + r.high
-            found.append(Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole))
+            fuses = signature.fusion == "loop"
+            found.append(
+                Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole, fuses=fuses)
+            )
             begin, end = margined(r, local[k])
             local[k] = end - begin
     return (*found, *states_combined(signature, cuts, mesh))
@@ -225,7 +229,7 @@ def sent_again(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[int, int]]:
             layout = body.strategies[k].needs[e.operand]
             for low, high in ((e.low, 0), (0, e.high)):
                 if low or high:
-                    one = replace(e, operand=-1, low=low, high=high, whole_bytes=0)
+                    one = replace(e, operand=-1, low=low, high=high, whole_bytes=0, fuses=False)
                     key = (op.inputs[e.operand], layout, one)
                     if key in sent:
                         found.add((k, e.operand))

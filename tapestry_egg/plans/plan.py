@@ -40,6 +40,8 @@ def parts_of_batch(rule: str) -> int | None:
 
 #: Rules of this name and a number pad dims so that so many devices can share them.
 EVEN_PARTS = "even-parts-"
+#: Rules of this name and a number give shifts as many rows as so many devices can share.
+SHIFTS = "shifts-"
 
 
 def devices_of(rule: str, kind: str) -> int | None:

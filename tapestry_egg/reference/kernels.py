@@ -17,7 +17,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.opaque import facts_of
 from tapestry_egg.metakernels.registry import localize
 from tapestry_egg.metakernels.signatures.parameters import readable
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.zspace import ZRange
 
 from .algebra import ALGEBRA
@@ -136,7 +136,7 @@ def prepared(
         return lambda operands: made
     # Where there is no index there is no box of an operand that it reads, but there is a result.
     read = inputs if index.is_empty else [sig.operand_box(p, index) for p in ports]
-    filled = [] if index.is_empty else [p for p in ports if sig.beyond(p) is not None]
+    filled = [] if index.is_empty else [p for p in ports if sig.beyond(p) not in (None, AROUND)]
     wider = {p: _margins(sig, p, index) for p in filled}
     plain = {k: readable(v) for k, v in params.items()}
     boxes = [_wider(read[p], wider[p]) if p in wider else read[p] for p in ports]
@@ -201,6 +201,18 @@ def _padded(x: Array, beyond: Any, margins: _Margins, operands: Sequence[Array])
     return np.pad(x, margins, constant_values=value) if any(map(any, margins)) else x
 
 
+def _around(sig: OperationSignature, p: int, x: Array, box: ZRange) -> tuple[Array, ZRange]:
+    """Operand p, whose ends meet, as the index box reads it, but along dims of which the kernel
+    takes its part itself."""
+    at, image, margins = sig.operand_box(p, box), sig.inputs[p].image(box), sig.margins(p, box)
+    start, end = list(at.start), list(at.end)
+    for k, (n, edges) in enumerate(zip(sig.input_types[p].shape, margins, strict=True)):
+        if any(edges):
+            start[k], end[k] = image.start[k], image.end[k]
+            x = np.take(x, np.arange(start[k], end[k]) % n - at.start[k], axis=k)
+    return x, ZRange(tuple(start), tuple(end))
+
+
 def _filled(
     sig: OperationSignature, p: int, operands: Sequence[Array], box: ZRange
 ) -> tuple[Array, ZRange]:
@@ -208,5 +220,7 @@ def _filled(
     x, at, beyond = np.asarray(operands[p]), sig.operand_box(p, box), sig.beyond(p)
     if beyond is None:
         return x, at
+    if beyond == AROUND:
+        return _around(sig, p, x, box)
     margins = _margins(sig, p, box)
     return _padded(x, beyond, margins, operands), _wider(at, margins)

@@ -79,6 +79,11 @@ def pad(x: Array, dilation: Sequence[int], padding: Sequence[Any], value: Any) -
     return wide[tuple(slice(max(0, -a), n - max(0, -b)) for n, (a, b) in ends)]
 
 
+def _ring_shift(call: Call) -> Array:
+    shifts = call.local["shifts"]
+    return np.roll(call.operands[0], tuple(shifts), tuple(range(len(shifts))))
+
+
 def _iota(call: Call) -> Array:
     d = call.params["dimension"]
     box = call.outputs[0]
@@ -98,6 +103,7 @@ MOVEMENT: dict[str, Reference] = {
     "iota": _iota,
     "pad": _pad,
     "reshape": _reshape,
+    "ring_shift": _ring_shift,
     "rev": _rev,
     "slice": _slice,
     "split": _split,

@@ -23,10 +23,10 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, RuleStep
+from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, SHIFTS, RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
-from tapestry_egg.rewrite.rows import even_parts
+from tapestry_egg.rewrite.rows import even_parts, shifts
 from tapestry_egg.rewrite.streams import blocks, contractions, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rewrite.terms.explore import BUDGET
@@ -60,14 +60,21 @@ def forms_with_streams(
     limit: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
-    with fused attention where that is faster. Behind these, if `slower` ones are wanted, those that
-    only hold less memory: that with fused attention, and that in blocks of rows; then as many
-    others as have `room` operations, and those that `batches` makes of the
-    program, with its attention fused where that is faster; then, with `shared`, those whose dims
-    the target's devices can share; and one that gathers less at a time where devices, which may
-    hold `limit` bytes each, are short of memory."""
+    with shifts that devices can share, and with fused attention where that is faster. Behind these,
+    if `slower` ones are wanted, those that only hold less memory: that with fused attention, and
+    that in blocks of rows; then as many others as have `room` operations, and
+    those that `batches` makes of the program, with its attention fused where that is faster; then,
+    with `shared`, those whose dims the target's devices can share; and one that gathers less at a
+    time where devices, which may hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
+    n = target.devices
+    shifted = shifts.with_shifts(graph, n) if n > 1 else graph
+    if shifted is not graph:
+        words = budget, least_gain, slower, room, batches, shared, limit
+        found = forms_with_streams(shifted, books, target, *words)
+        took = "shifts", f"as many rows as {n} devices share"
+        return _of_changed(found, graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took))
     streamed, ended = streams_of(graph)
     found, base = _with_streams(
         graph, streamed, books, target, budget, least_gain, slower, room, limit
@@ -90,6 +97,21 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     return (replace(found[0], left=told), *every[1:], *made.forms, *others)
+
+
+def _of_changed(found: Sequence[Form], graph: BlockGraph, step: RuleStep) -> tuple[Form, ...]:
+    """The program as given, before the forms of what a step makes of it, this one among them."""
+    given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
+    made = [
+        replace(f, rules=tuple(sorted({*f.rules, *step.rules})), steps=(step, *f.steps))
+        for f in found
+    ]
+    base, others = made[0], made[1:]
+    faster = [f for f in others if not (f.slower or f.extra)]
+    if not faster:
+        return (given, base, *others)
+    rest = [f for f in others if f.slower or f.extra]
+    return (given, *faster, *rest, replace(base, extra=True))
 
 
 def _with_streams(
@@ -234,11 +256,18 @@ def _changed(
     form: Form, target: Target, made: BlockGraph, name: str, where: str, what: str
 ) -> Form:
     """The form after one more change of it, of that name."""
-    before, after = (program_seconds(g, target) for g in (form.graph, made))
-    took = f"{what}: on one device {after / max(before, 1e-30) - 1.0:+.1%} time"
-    steps = (*form.steps, RuleStep((name,), where, took, digest(made)))
+    steps = (*form.steps, _step(form.graph, made, target, name, where, what))
     rules = tuple(sorted({*form.rules, name}))
     return Form(made, rules, form.saturated, steps, slower=True, extra=True)
+
+
+def _step(
+    graph: BlockGraph, made: BlockGraph, target: Target, name: str, where: str, what: str
+) -> RuleStep:
+    """The step of that name that makes one program of another."""
+    before, after = (program_seconds(g, target) for g in (graph, made))
+    took = f"{what}: on one device {after / max(before, 1e-30) - 1.0:+.1%} time"
+    return RuleStep((name,), where, took, digest(made))
 
 
 def _products(graph: BlockGraph, target: Target, in_all: bool) -> float:

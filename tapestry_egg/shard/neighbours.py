@@ -52,9 +52,11 @@ def exchange_costs(
 
     Every collective is on its own. Then a kernel writes the block with its margins, which are in
     memory beside the block while the operation runs; of operands with margins along several dims
-    the arrays in between are gone by then. Of an operand that exists only inside a kernel the rows
-    that are sent are computed for themselves, in the same time at most. States that are gathered
-    are combined by one kernel, and with the result by another.
+    the arrays in between are gone by then. Where the operation's own kernel reads block and edges,
+    a kernel takes each edge out instead, and edges are all that is beside the block. Of an operand
+    that exists only inside a kernel the rows that are sent are computed for themselves, in the same
+    time at most. States that are gathered are combined by one kernel, and with the result by
+    another.
     """
     seconds = energy = sent = 0.0
     arrays: dict[int, float] = {}
@@ -63,10 +65,15 @@ def exchange_costs(
             seconds += collective_seconds(kind, float(payload), e.axes, mesh, target)
             energy += collective_joules(kind, float(payload), e.axes, mesh, target)
             sent += collective_wire_bytes(kind, float(payload), mesh.parts(e.axes))
-        traffic = 2.0 * e.whole_bytes
-        kernels = 2 if e.states else 1
+        inside = e.fuses and target.stores_products
+        edges = float(sum(n for _, n in e.sends)) if inside else 0.0
+        traffic = 2.0 * (edges if inside else e.whole_bytes)
+        kernels = len(e.sends) if inside else 2 if e.states else 1
         took = traffic / target.hbm_bytes_per_second + kernels * target.launch_seconds
         seconds += took
         energy += joules(0.0, traffic, 0.0, took, mesh.devices, target, contraction=False)
-        arrays[e.operand] = float(e.held(mesh))
+        if inside:
+            arrays[e.operand] = arrays.get(e.operand, 0.0) + 2.0 * edges
+        else:
+            arrays[e.operand] = float(e.held(mesh))
     return seconds, energy, sum(arrays.values()), sent

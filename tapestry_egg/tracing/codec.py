@@ -387,6 +387,7 @@ _PRIMITIVE_MODULES = (
     "jax._src.ad_util",
     "jax._src.interpreters.ad",
     "tapestry_egg.runtime.lower.kernels.streaming",
+    "tapestry_egg.runtime.lower.kernels.rings",
     "tapestry_egg.runtime.lower.kernels.attention",
     "tapestry_egg.runtime.lower.precision",
 )

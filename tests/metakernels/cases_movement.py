@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from tapestry_egg.runtime.lower.kernels.rings import ring_shift_p
 from tests.metakernels.cases import Case, Draw, of
 
 
@@ -129,6 +130,13 @@ def pad(draw: Draw, kernel: str) -> Case:
             low = high = 0
         config.append((low, high, hole))
     return lambda x: lax.pad(x, np.float32(2.5), config), (draw.floats(shape),)
+
+
+@of("movement", "ring_shift")
+def ring_shift(draw: Draw, kernel: str) -> Case:
+    shape = draw.shape(1, 3)
+    shifts = tuple([draw.size(-n, n) for n in shape])
+    return lambda x: ring_shift_p.bind(x, shifts=shifts), (draw.floats(shape),)
 
 
 @of("movement", "iota")

@@ -77,6 +77,26 @@ def shifted(x: Array, n: int = 2) -> Array:
     return x + lax.pad(x * 2.0, 1.5, [(0, 0, 0), (n, -n, 0), (0, 0, 0), (0, 0, 0)])
 
 
+def differences(x: Array, n: int = 1) -> Array:
+    """Of what stands before and after, inside; the border stays."""
+    return jnp.asarray(x).at[:, n:-n].set(jnp.sin(x[:, 2 * n :]) - x[:, : -2 * n] * x[:, n:-n])
+
+
+def steps(x: Array) -> Array:
+    """Steps of heat along rows, with zeros at the border."""
+
+    def step(x: Array) -> Array:
+        inside = x[:, 1:-1] + 0.1 * (x[:, 2:] + x[:, :-2] - 2.0 * x[:, 1:-1])
+        return jnp.pad(inside, [(0, 0), (1, 1), (0, 0), (0, 0)])
+
+    return lax.scan(lambda x, _: (step(x), None), x, length=4)[0]
+
+
+def wrapped(x: Array) -> Array:
+    y = jnp.pad(x, [(0, 0), (1, 1), (0, 0), (0, 0)], "wrap")
+    return y[:, 2:] - y[:, :-2]
+
+
 X, W = normal(1, 32, 6, 3), normal(3, 3, 3, 5)
 #: Programs, their arguments, and the rows that a device of eight sends of 32: to the next one, and
 #: to the one before.
@@ -108,6 +128,29 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Array, ...], list[int]]] = {
     "shift": (shifted, (X,), [2]),
     "shift back": (lambda x: shifted(x, -1), (X,), [1]),
     "every second row": (lambda x: jnp.tanh(x[:, ::2]), (X,), []),
+    "slice and pad": (
+        lambda x: jnp.pad(jnp.sin(x)[:, :-2], [(0, 0), (2, 0), (0, 0), (0, 0)]),
+        (X,),
+        [2],
+    ),
+    "zeros before": (
+        lambda x: jnp.concatenate([jnp.zeros((1, 1, 6, 3)), x[:, :-1]], 1),
+        (X,),
+        [1],
+    ),
+    "ring": (lambda x: jnp.roll(x, 1, 1), (X,), [1]),
+    "ring back": (lambda x: x - jnp.roll(jnp.sin(x), -3, 1), (X,), [3]),
+    "ring both ways": (lambda x: jnp.roll(x, 2, 1) - jnp.roll(x, -1, 1), (X,), [2, 1]),
+    "ring of two dims": (lambda x: jnp.roll(x, (1, 2), (1, 2)), (X,), [1]),
+    "wrapped": (wrapped, (X,), [1, 1]),
+    "ends stay": (
+        lambda x: x - jnp.concatenate([x[:, :1], x[:, :-1]], 1),
+        (X,),
+        [1],
+    ),
+    "inside": (differences, (X,), [1, 1]),
+    "further inside": (lambda x: differences(x, 2), (X,), [2, 2]),
+    "steps": (steps, (X,), [1, 1]),
 }
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.plans.collectives import block_number, zero
 from tapestry_egg.plans.exchanges import block_numbers, in_blocks, reaches
 from tapestry_egg.zspace import Projection, ZRange
@@ -92,7 +92,8 @@ class IndexBlock:
 
         `operands` are this device's blocks, that of operand p in `layout`. Where some device's box
         leaves its block, the rows that it lacks come from the neighbours; where one leaves the
-        operand, and the template says what lies there, the operand is filled up first.
+        operand, and the template says what lies there, the operand is filled up first, unless the
+        kernel does so.
         Raises PlanError where the box is not inside the local array on every device.
         """
         from jax import lax
@@ -107,26 +108,26 @@ class IndexBlock:
             raise PlanError(
                 f"operand {p} has local shape {x.shape}, its layout says {local}", where=where
             )
-        given = projection, self.signature.input_types[p], layout
-        if beyond is None and footprint == local and in_blocks(*given, self.cuts, self._cut[0]):
+        plain = beyond is None and footprint == local
+        type_, extents = self.signature.input_types[p], self.signature.extents
+        if plain and in_blocks(projection, type_, layout, self.cuts, extents):
             return x
-        reach = reaches(*given, *self._cut)
-        outside = None if beyond is None else self._outside(operands, p)
-        x, origin = with_margins(x, reach, layout, self.mesh, outside)
+        reach = reaches(self.signature, p, layout, self.cuts, self.mesh)
+        around = beyond == AROUND
+        outside = None if beyond is None or around else self._outside(operands, p)
+        x, origin = with_margins(x, reach, layout, self.mesh, outside, around)
         for k, (size, have) in enumerate(zip(footprint, local, strict=True)):
             first = self.starts(projection, k)
             begin = block_numbers(layout.dims[k], self.mesh) * have + origin[k]
             before = 0
-            if outside is not None:
-                if have == shape[k] and self._pads_itself(p, k, first, size):
-                    continue
+            if have == shape[k] and self._takes_part(p, k):
+                continue
+            if outside is not None and have == shape[k] and self._pads_itself(p, k, first, size):
+                continue
+            if outside is not None or (around and have == shape[k]):
                 before = max(0, int((begin - first).max()))
                 after = max(0, int((first + size - begin).max()) - x.shape[k])
-                if before or after:
-                    edges = [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
-                    x = lax.pad(x, outside, edges)
-            if self._takes_part(p, k) and have == shape[k]:
-                continue
+                x = _wider(x, k, before, after, outside)
             inside = first - begin + before
             if size == x.shape[k] and not inside.any():
                 continue
@@ -143,10 +144,6 @@ class IndexBlock:
                 at = at - block_number(layout.dims[k], self.mesh) * have
             x = lax.dynamic_slice_in_dim(x, at, size, k)
         return x
-
-    @property
-    def _cut(self) -> tuple[tuple[int, ...], tuple[tuple[int, ...], ...], MeshShape]:
-        return self.signature.extents, self.cuts, self.mesh
 
     def _outside(self, operands: Sequence[jax.Array], p: int) -> jax.Array:
         """What lies outside operand p: a scalar."""
@@ -240,6 +237,21 @@ class IndexBlock:
                     x = lax.dynamic_slice_in_dim(x, at, size, k)
             cropped.append(x)
         return cropped
+
+
+def _wider(x: jax.Array, k: int, before: int, after: int, outside: jax.Array | None) -> jax.Array:
+    """The array with so many elements more along a dim: a scalar, or those at its other end."""
+    from jax import lax
+
+    if not before and not after:
+        return x
+    if outside is not None:
+        return lax.pad(
+            x, outside, [(before, after, 0) if e == k else (0,) * 3 for e in range(x.ndim)]
+        )
+    n = x.shape[k]
+    ends = lax.slice_in_dim(x, n - before, n, axis=k), lax.slice_in_dim(x, 0, after, axis=k)
+    return lax.concatenate([ends[0], x, ends[1]], k)
 
 
 def _are_digits(row: Sequence[int], extents: Sequence[int]) -> bool:

@@ -22,12 +22,14 @@ def with_margins(
     layout: Layout,
     mesh: MeshShape,
     outside: jax.Array | None,
+    around: bool = False,
 ) -> tuple[jax.Array, list[int]]:
     """The block `x` with the rows that the device lacks, and where it then begins, dim by dim,
     counted from the begin of the block.
 
     Dim by dim every device sends the rows at its ends to the devices beside it, by a permute each;
-    the first and the last have `outside` there, a scalar, or zeros where nothing reads them. What
+    the first and the last have `outside` there, a scalar, or zeros where nothing reads them; with
+    `around` they are beside each other. What
     no device reads is left out before it is sent. Inside `shard_map` over `mesh`. Where nothing is
     lacking, `x` stays as it is.
     """
@@ -44,7 +46,7 @@ def with_margins(
                 x, origin[k] = lax.slice_in_dim(x, begin, end, axis=k), begin
     for k in lacking:
         axes = tuple(a for a in layout.dims[k] if mesh.sizes[a] > 1)
-        x = _with_edges(x, k, reach[k], axes, mesh, outside)
+        x = _with_edges(x, k, reach[k], axes, mesh, outside, around)
         begin, end = margined(reach[k], block[k])
         origin[k], low = begin, reach[k].low
         if end - begin < x.shape[k]:
@@ -59,6 +61,7 @@ def _with_edges(
     axes: tuple[int, ...],
     mesh: MeshShape,
     outside: jax.Array | None,
+    around: bool,
 ) -> jax.Array:
     """The block with the last rows of the one before it, and the first ones of the next."""
     import jax.numpy as jnp
@@ -67,14 +70,16 @@ def _with_edges(
     parts, places = mesh.parts(axes), _places(axes, mesh)
     names = tuple(mesh.names[a] for a in sorted(axes))
     here, size, low, high = block_number(axes, mesh), x.shape[k], reach.low, reach.high
+    up = list(pairwise([*places, places[0]] if around else places))
+    down = [(b, a) for a, b in up]
     pieces = [x]
     if low:
         sent = lax.slice_in_dim(x, size - low, size, axis=k)
-        got = lax.ppermute(sent, names, list(pairwise(places)))
+        got = lax.ppermute(sent, names, up)
         pieces.insert(0, got if outside is None else jnp.where(here == 0, outside, got))
     if high:
         sent = lax.slice_in_dim(x, 0, high, axis=k)
-        got = lax.ppermute(sent, names, list(pairwise(reversed(places))))
+        got = lax.ppermute(sent, names, down)
         pieces.append(got if outside is None else jnp.where(here == parts - 1, outside, got))
     return lax.concatenate(pieces, k)
 

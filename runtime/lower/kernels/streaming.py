@@ -307,9 +307,10 @@ def _dot_product_attention(
     return out.reshape(*batch, *out.shape[1:])
 
 
-def _primitive(
+def new_primitive(
     name: str, run: Callable[..., jax.Array], cuda: Callable[..., jax.Array] | None = None
 ) -> Primitive:
+    """The primitive of a kernel that JAX has none for: it runs as JAX runs `run`."""
     made = Primitive(name)
     made.def_impl(run)
 
@@ -325,11 +326,11 @@ def _primitive(
     return made
 
 
-softmax_p = _primitive("softmax", softmax)
-logsumexp_p = _primitive("logsumexp", logsumexp)
-dot_logsumexp_p = _primitive("dot_logsumexp", dot_logsumexp)
-exp_dot_p = _primitive("exp_dot", exp_dot)
-attention_p = _primitive("attention", attention, partial(attention, cudnn=True))
+softmax_p = new_primitive("softmax", softmax)
+logsumexp_p = new_primitive("logsumexp", logsumexp)
+dot_logsumexp_p = new_primitive("dot_logsumexp", dot_logsumexp)
+exp_dot_p = new_primitive("exp_dot", exp_dot)
+attention_p = new_primitive("attention", attention, partial(attention, cudnn=True))
 
 #: Kernel -> its primitive.
 PRIMITIVES: Mapping[str, Primitive] = {

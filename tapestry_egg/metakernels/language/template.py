@@ -101,6 +101,7 @@ class Template:
     repeats: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     writes: Mapping[str, str] = field(default_factory=dict)
+    parts: Expression | None = None
     dilates: Expression | None = None
     adds: Expression | None = None
     joins: tuple[str, ...] = ()
@@ -148,7 +149,15 @@ class Template:
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
         single = [self.when, self.elements, self.flops, self.measured, self.spilled]
-        single += [self.dilates, self.adds, self.settled, self.same_as, self.steps, self.precision]
+        single += [
+            self.parts,
+            self.dilates,
+            self.adds,
+            self.settled,
+            self.same_as,
+            self.steps,
+            self.precision,
+        ]
         yield from (e for e in single if e is not None)
 
     @cached_property

@@ -34,6 +34,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       repeats: [operand]                      operands of which each element stands in many places
       stored: [operand]                       operands that are in memory before it runs
       writes: {into: x, part: y, at: starts}  what it writes into what, and where: see below
+      parts: false                            whether the results are parts of it, in order
       dilates: false                          whether it puts something between elements
       adds: false                             whether elements of the result are sums
       joins: [operand]                        operands that add nothing if they have no elements
@@ -67,9 +68,10 @@ operands or outputs, one that ends in `?` for an operand that may be missing; ex
 `index:` the index space is that of the first output's elements, as group `@i`; an operand or output
 without a projection is then aligned with it under broadcasting. The boxes of an operand lie inside
 it, unless `outside:` says what they find elsewhere: the zero of a monoid (`sum`, `max`, `min`, ..),
-or the element of a scalar operand (its name). In `local:` the names of operands and outputs stand
-for the local boxes and everything else keeps its value. Parameters are names too;
-`$params` holds them all, also where another name hides one, and `$kernel` is the kernel's name.
+the element of a scalar operand (its name), or the other end of the operand (`around`). In `local:`
+the names of operands and outputs stand for the local boxes and everything else keeps its value.
+Parameters are names too; `$params` holds them all, also where another name hides one, and `$kernel`
+is the kernel's name.
 `scratch:` has four parts: how many `blocks` of scores are in memory at a time (and how many, where
 that is fewer, if products compute what is made of them: `fused`), and as polynomials
 in `@groups` the bytes of all `scores`, of one `row` of them, and of what is there `beside`; a
@@ -157,7 +159,7 @@ def read_templates(path: Path) -> tuple[Template, ...]:
 
 _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight moves takes repeats stored writes dilates adds joins carries "
+    "passages initial straight moves takes repeats stored writes parts dilates adds joins carries "
     "settled same_as outside placed skips flops reads measured spilled steps scattered precision "
     "loses promises samples scratch blocks fusion in_products elements commutes local"
 ).split()
@@ -217,6 +219,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         repeats=file.words(entry["repeats"], "operands") if "repeats" in entry else (),
         stored=file.words(entry["stored"], "operands") if "stored" in entry else (),
         writes=_writes(file, entry["writes"]) if "writes" in entry else {},
+        parts=one("parts"),
         dilates=one("dilates"),
         adds=one("adds"),
         joins=file.words(entry["joins"], "operands") if "joins" in entry else (),

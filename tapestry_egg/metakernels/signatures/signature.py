@@ -78,6 +78,10 @@ class GemmDims:
         return batch, m, n, k * self.window
 
 
+#: What lies outside an operand whose ends meet.
+AROUND = "around"
+
+
 @dataclass(frozen=True)
 class OperationSignature:
     """What sharding, costs and execution need to know of one operation; derived from a template.
@@ -85,7 +89,8 @@ class OperationSignature:
     `inputs[p]` and `outputs[q]` project index boxes to boxes of operand p and output q.
 
     **Bounds.** A box never leaves its tensor, unless `outside[p]` says what lies beyond operand p:
-    the zero of a monoid (its name), or the element of a scalar operand (its number). Then the
+    the zero of a monoid (its name), the element of a scalar operand (its number), or the operand's
+    other end (`AROUND`). Then the
     operand's box is the part of the image that lies in the tensor, and whoever runs the kernel
     fills the rest of the image; a window over a padded tensor thus needs no padded copy of it.
     Along dims that are not cut and where the image holds the whole tensor nothing is filled: there
@@ -97,13 +102,14 @@ class OperationSignature:
     elements go to other places, or some are left out: as they are, and each to one place; `takes`
     those of which the kernel, given all of a dim, itself takes the part that it reads; `repeats`
     those of which each element stands in many places; `stored` those that compilers have in memory
-    before they run the kernel, computing nothing inside it. With `dilates` it puts something
-    between the elements of an operand, with `adds` elements of the result are sums of those of the
-    operands, and where there is `writes` it writes an operand into another, as it is: (into which,
-    which, and scalars that say where, one for each dim). `flops` is a polynomial over the (local)
-    index extents; `reads[p]` overrides the elements read of operand p, None meaning the footprint
-    of its projection. Operands `carried` go each with the result of its place: what nobody reads of
-    these can be left out. `fusion` says how compilers treat the kernel:
+    before they run the kernel, computing nothing inside it. With `parts` the results are parts of
+    the operand, one after another along the dim of which they have less. With `dilates` it puts
+    something between the elements of an operand, with `adds` elements of the result are sums of
+    those of the operands, and where there is `writes` it writes an operand into another, as it is:
+    (into which, which, and scalars that say where, one for each dim). `flops` is a polynomial over
+    the (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
+    footprint of its projection. Operands `carried` go each with the result of its place: what
+    nobody reads of these can be left out. `fusion` says how compilers treat the kernel:
     `view` (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse
     into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
     matrices that reads its result. `elements` says what each element of the results is: `computed`,
@@ -140,6 +146,7 @@ class OperationSignature:
     repeats: tuple[int, ...] = ()
     stored: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    parts: bool = False
     dilates: bool = False
     adds: bool = False
     carried: tuple[int, ...] = ()
@@ -451,24 +458,52 @@ class OperationSignature:
         return self.outside[p] if self.outside else None
 
     def operand_box(self, p: int, box: ZRange) -> ZRange:
-        """The box of operand p that an index box reads: its image, less what lies outside."""
+        """The box of operand p that an index box reads: its image, less what lies outside. Along
+        dims of which the kernel takes its part itself, and where the other end of the operand lies
+        outside, that is all of the operand."""
         image = self.inputs[p].image(box)
         if self.beyond(p) is None:
             return image
-        return image.clip(ZRange.from_shape(self.input_types[p].shape))
+        every = ZRange.from_shape(self.input_types[p].shape)
+        inside = image.clip(every)
+        own = self._taken(p, image)
+        if self.beyond(p) == AROUND:
+            each = zip(own, image.start, image.end, every.end, strict=True)
+            own = tuple([o or a < 0 or b > n for o, a, b, n in each])
+        if not any(own):
+            return inside
+        start = [0 if o else a for o, a in zip(own, inside.start, strict=True)]
+        end = [n if o else b for o, n, b in zip(own, every.end, inside.end, strict=True)]
+        return ZRange(tuple(start), tuple(end))
+
+    def _taken(self, p: int, image: ZRange) -> tuple[bool, ...]:
+        """Along which dims of operand p, of which it takes parts itself, a kernel has all."""
+        if p not in self.takes:
+            return (False,) * image.rank
+        projection = self.inputs[p]
+        whole = projection.image(ZRange.from_shape(self.extents))
+        return tuple(
+            [
+                any(row) and (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
+                for k, row in enumerate(projection.matrix)
+            ]
+        )
 
     def margins(self, p: int, box: ZRange) -> tuple[tuple[int, int], ...]:
         """Per dim of operand p, elements of an index box's image before and after `operand_box`.
 
         Zeros along dims where the box has the image of the whole index space and that holds all of
-        the operand: the kernel itself pads there.
+        the operand: the kernel itself pads there; and where it takes its part itself.
         """
-        image, inside = self.inputs[p].image(box), self.operand_box(p, box)
+        image = self.inputs[p].image(box)
+        inside = image.clip(ZRange.from_shape(self.input_types[p].shape))
+        taken = self._taken(p, image)
         whole = self.inputs[p].image(ZRange.from_shape(self.extents))
         out = []
         for k, n in enumerate(image.shape):
             uncut = (image.start[k], image.end[k]) == (whole.start[k], whole.end[k])
-            if uncut and whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]:
+            holds = whole.start[k] <= 0 and self.input_types[p].shape[k] <= whole.end[k]
+            if taken[k] or (uncut and holds):
                 out.append((0, 0))
                 continue
             before = min(max(inside.start[k] - image.start[k], 0), n - inside.shape[k])

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.monoids import single_monoids
 from tapestry_egg.zspace import Projection, ZRange
 
 
@@ -118,7 +119,7 @@ class Rows:
                 return None
             if q >= 0 and each_of(sig, projection, sig.output_types[q], dims[0], index) is None:
                 return None
-            if q < 0 and not isinstance(sig.beyond(p), str):
+            if q < 0 and sig.beyond(p) not in single_monoids():
                 type_ = sig.input_types[p]
                 if each_of(sig, projection, type_, dims[0], index) is None:
                     return None

@@ -34,7 +34,8 @@ def signature_in(graph: BlockGraph, op: Operation) -> OperationSignature:
 @dataclass(frozen=True)
 class Grown:
     """An operation of the region: its rows, the index dim they are and the extent it gets, and how
-    it runs on them. Operands in `windows` are read beyond a row's own part of them."""
+    it runs on them; the first `low` rows are added ones. Operands in `windows` are read beyond a
+    row's own part of them."""
 
     rows: Rows
     index: int
@@ -42,6 +43,7 @@ class Grown:
     boxes: tuple[ZRange, ...]  # per operand, what the whole operation reads of it
     params: dict[str, Any]
     windows: tuple[int, ...] = ()
+    low: int = 0
 
     def longer(self, shape: tuple[int, ...], cut: Cut | None) -> tuple[int, ...]:
         """The shape with all rows."""
@@ -52,21 +54,25 @@ class Grown:
 
 @dataclass(frozen=True, slots=True)
 class Long:
-    """A value is to have so many elements along one of its dims."""
+    """A value is to have so many elements along one of its dims, its own ones from `low` on."""
 
     dim: int
     extent: int
+    low: int = 0
 
 
 @dataclass
 class Region:
-    """A region of a program that has more rows."""
+    """A region of a program that has more rows, or, with `fewer`, some of them only."""
 
     graph: BlockGraph
+    fewer: bool = False
     inside: dict[int, Grown] = field(default_factory=dict)  # by number of operation
+    reached: dict[int, Long] = field(default_factory=dict)  # values of it, and how they have rows
 
-    def grown(self, seed: int, index: int, size: int) -> bool:
-        """Take in an operation along an index dim that gets the extent `size`, and whatever reads
+    def grown(self, seed: int, index: int, size: int, low: int = 0) -> bool:
+        """Take in an operation along an index dim that gets the extent `size`, of which the first
+        `low` points are added ones (where it is negative, so many are left out), and whatever reads
         and makes rows of it."""
         graph = self.graph
         makers, readers = graph.producers(), graph.readers()
@@ -74,23 +80,24 @@ class Region:
         rows: set[tuple[int, Long]] = set()  # values, and how they have them
         stack: list[tuple[int, Long]] = []
 
-        def take(k: int, index: int, size: int) -> bool:
+        def take(k: int, index: int, size: int, low: int) -> bool:
             made = self._operation(graph.operations[k], index, size)
-            if made is None:
+            if made is None or not self._serves(made):
                 return False
-            self.inside[k] = made
+            self.inside[k] = made = replace(made, low=low)
             op = graph.operations[k]
             cuts = (*made.rows.inputs, *made.rows.outputs)
             for v, cut in zip((*op.inputs, *op.outputs), cuts, strict=True):
                 if cut is None or graph.values[v].shape[cut.dim] == size * cut.inner:
                     continue
-                long = Long(cut.dim, size * cut.inner)
+                long = Long(cut.dim, size * cut.inner, low * cut.inner)
+                self.reached.setdefault(v, long)
                 if (v, long) not in rows:
                     rows.add((v, long))
                     stack.append((v, long))
             return True
 
-        if not take(seed, index, size):
+        if not take(seed, index, size, low):
             return False
         while stack:
             v, long = stack.pop()
@@ -99,10 +106,19 @@ class Region:
                 op = graph.operations[k]
                 if k in self.inside or k in seen or not may_grow(graph, op):
                     continue
-                found = _along(signature_in(graph, op), op, v, long)
+                found = along(signature_in(graph, op), op, v, long)
                 if found is None or not take(k, *found):
                     seen.add(k)
         return True
+
+    def _serves(self, made: Grown) -> bool:
+        """Whether an operation has as many rows as is wanted."""
+        sig, size = made.rows.signature, made.size
+        if self.fewer:
+            return size <= sig.extents[made.index] and not (made.rows.summed or made.windows)
+        ports = zip(made.rows.inputs, sig.input_types, strict=True)
+        fits = [t.shape[c.dim] <= size * c.inner for c, t in ports if c is not None]
+        return size >= sig.extents[made.index] and all(fits)
 
     def _operation(self, op: Operation, index: int, size: int) -> Grown | None:
         """How an operation runs on more rows; None where it cannot, or need not. Its signature
@@ -124,11 +140,6 @@ class Region:
             if rows is not None:
                 windows = tuple([p for p, cut in enumerate(rows.inputs) if cut is not None])
         if rows is None or (rows.summed and neutral_of(sig, rows, index) is None):
-            return None
-        for cut, type_ in zip(rows.inputs, sig.input_types, strict=True):
-            if cut is not None and type_.shape[cut.dim] > size * cut.inner:
-                return None
-        if size < sig.extents[index]:
             return None
         whole = ZRange.from_shape(sig.extents)
         boxes = tuple([sig.operand_box(p, whole) for p in range(len(sig.inputs))])
@@ -163,8 +174,11 @@ def _slides_alike(sig: OperationSignature, long: OperationSignature, index: int,
     return list(long.extents) == extents and all(a == b for a, b in ports)
 
 
-def _along(sig: OperationSignature, op: Operation, v: int, long: Long) -> tuple[int, int] | None:
-    """The index dim of an operation that a value's rows are, and the extent that it gets."""
+def along(
+    sig: OperationSignature, op: Operation, v: int, long: Long
+) -> tuple[int, int, int] | None:
+    """The index dim of an operation that a value's rows are, the extent that it gets, and how many
+    of its first points are added ones."""
     ports = (*zip(op.inputs, sig.inputs, sig.input_types, strict=True),)
     ports += (*zip(op.outputs, sig.outputs, sig.output_types, strict=True),)
     for p, (u, projection, type_) in enumerate(ports):
@@ -174,8 +188,8 @@ def _along(sig: OperationSignature, op: Operation, v: int, long: Long) -> tuple[
         found = major(sig, projection, type_, long.dim)
         if found is None and p < len(op.inputs):
             found = _sliding(sig, row)
-        if found is not None and long.extent % found[1] == 0:
-            return found[0], long.extent // found[1]
+        if found is not None and long.extent % found[1] == long.low % found[1] == 0:
+            return found[0], long.extent // found[1], long.low // found[1]
     return None
 
 

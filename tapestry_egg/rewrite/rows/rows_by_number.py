@@ -12,19 +12,15 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
-from tapestry_egg.metakernels import registry
-from tapestry_egg.reference.kernels import prepared
 
-# Values of more elements are not computed to see whether they count.
-_MOST = 1 << 22
+from .computed import Computed
 
 #: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
 #: operand that are batch dims, of the dims of the indices that these follow, and of those of the
 #: operand that a window has one element of.
-_NAMES = {
+NAMES = {
     "gather": (
         "start_index_map",
         "operand_batching_dims",
@@ -45,7 +41,7 @@ _NAMES = {
 
 def with_batch_dims(graph: BlockGraph) -> BlockGraph:
     """The graph with batch dims wherever indices count rows; the same graph where none do."""
-    if not any(op.kernel in _NAMES for op in graph.operations):
+    if not any(op.kernel in NAMES for op in graph.operations):
         return graph
     return _Counts(graph).graph_made()
 
@@ -58,18 +54,18 @@ class _Counts:
         self.makers = graph.producers()
         self.values = list(graph.values)
         self.operations: list[Operation] = []
-        self.known: dict[int, np.ndarray | None] = {}
+        self.computed = Computed(graph)
 
     def graph_made(self) -> BlockGraph:
         for op in self.graph.operations:
-            self.operations.append(self._batched(op) if op.kernel in _NAMES else op)
+            self.operations.append(self._batched(op) if op.kernel in NAMES else op)
         if len(self.values) == len(self.graph.values):
             return self.graph
         made = replace(self.graph, values=tuple(self.values), operations=tuple(self.operations))
         return without_unread(made)
 
     def _batched(self, op: Operation) -> Operation:
-        numbered, batch, along, single = _NAMES[op.kernel]
+        numbered, batch, along, single = NAMES[op.kernel]
         dims: dict[str, Any] = dict(op.params["dimension_numbers"])
         columns = self._columns(op.inputs[1])
         given = dims[numbered]
@@ -128,30 +124,8 @@ class _Counts:
         """The dim along which a value counts from zero, alike along all others."""
         if kind(self.values[v].dtype) not in ("int", "uint"):
             return None
-        array = self._computed(v)
+        array = self.computed(v)
         return None if array is None else _counts(array)
-
-    def _computed(self, v: int) -> np.ndarray | None:
-        """What a value is that is made of nothing but numbers, element by element."""
-        graph = self.graph
-        if v in graph.constants:
-            return np.asarray(graph.constants[v])
-        if v in self.known:
-            return self.known[v]
-        self.known[v] = None
-        at = self.makers.get(v)
-        op = None if at is None else graph.operations[at]
-        if op is None or not registry.is_light(op, graph) or graph.values[v].size > _MOST:
-            return None
-        operands = [x for u in op.inputs if (x := self._computed(u)) is not None]
-        if len(operands) == len(op.inputs):
-            types = [tuple([graph.values[u] for u in us]) for us in (op.inputs, op.outputs)]
-            try:
-                run = prepared(op.kernel, op.params, registry.signature_of(op, *types))
-            except TemplateError:  # NumPy has no word for it
-                return None
-            self.known[v] = run(operands)[0]
-        return self.known[v]
 
 
 def _counts(array: np.ndarray) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
-from tapestry_egg.plans.plan import EVEN_PARTS, devices_of, is_split, parts_of_batch
+from tapestry_egg.plans.plan import EVEN_PARTS, SHIFTS, devices_of, is_split, parts_of_batch
 from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.attention.loops import (
     with_kept_results,
@@ -14,7 +14,7 @@ from tapestry_egg.rewrite.attention.loops import (
     with_scores_inside,
     without_unread_streams,
 )
-from tapestry_egg.rewrite.rows import even_parts
+from tapestry_egg.rewrite.rows import even_parts, shifts
 
 from . import blocks, contractions, micro_batches
 
@@ -52,6 +52,9 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
 
 def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     """The program with those of these changes that `rules` name."""
+    for name in sorted(rules):
+        devices = devices_of(name, SHIFTS)
+        graph = graph if devices is None else shifts.with_shifts(graph, devices)
     for name, change in CHANGES.items():
         graph = change(graph) if name in rules else graph
     for name in sorted(rules):
@@ -65,7 +68,7 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
 
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
-    return rule in CHANGES or is_split(rule)
+    return rule in CHANGES or is_split(rule) or devices_of(rule, SHIFTS) is not None
 
 
 def _streamed(graph: BlockGraph) -> tuple[BlockGraph, int]:

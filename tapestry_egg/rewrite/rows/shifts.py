@@ -1,0 +1,348 @@
+"""Shifts: neighbours read by slices, pads and concatenations, on as many rows as what they read.
+
+`x[1:] - x[:-1]` has one row less than `x`, which devices that share `x` evenly cannot share. Here
+what reads rows i + c of a value has as many rows as the value has. First, moves of moves become one
+(`moves.py`): a slice of what was padded or joined, or slices that are padded or joined, are the
+value at other places, with a border, or in a ring (`ring_shift`). Then regions of a program that
+have a few rows less than what they are sliced from get the missing rows, as in `even_parts.py`.
+These hold anything, and are left out where rows are summed or moved back to their places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from math import gcd
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+
+from .moves import Box, Ints, Moved, Piece, added, moves
+from .padded import Padded
+from .regions import Long, Region, along, may_grow, signature_in
+
+# Of these numbers no measurement is kept.
+
+#: A shift is by no more than this part of a dim, and leaves out, or adds, no more than that.
+_NEAR = 8
+#: Regions that get rows, one after another.
+_ROUNDS = 64
+
+#: A value, one of its dims, and one that it is made of or that is made of it.
+_Tried = set[tuple[int, int, int]]
+
+
+def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
+    """The program, its loops and branches too, with shifts that so many devices can share; the same
+    graph where there are none."""
+    operations = []
+    for op in graph.operations:
+        regions = tuple([with_shifts(r, parts) for r in op.regions])
+        same = all(a is b for a, b in zip(regions, op.regions, strict=True))
+        operations.append(op if same else replace(op, regions=regions))
+    if any(a is not b for a, b in zip(operations, graph.operations, strict=True)):
+        graph = replace(graph, operations=tuple(operations))
+    graph, free = _at_once(graph, parts), frozenset[int]()
+    tried: _Tried = set()
+    for _ in range(_ROUNDS):
+        known = moves(graph, free)
+        of = graph, known, parts, tried
+        found = chain(_long_regions(*of), _short_regions(*of))
+        region = next(found, None)
+        if region is None:
+            break
+        shifted = Shifted(region, known)
+        graph = shifted.graph_made()
+        free |= shifted.free
+    return graph
+
+
+def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
+    """The program with moves of moves as one, where that is a shift."""
+    known, adds = moves(graph), added(graph)
+    if not known and not adds:
+        return graph
+    makers = graph.producers()
+    chosen = {
+        v
+        for v, moved in known.items()
+        if _is_new(graph.operations[makers[v]], moved) and _is_shift(graph, moved, parts)
+    }
+    if not chosen and not adds:
+        return graph
+    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen, adds).graph_made()
+
+
+def _is_new(op: Operation, moved: Moved) -> bool:
+    """Whether a value is more than its operation says, which reads other operands; or one of which
+    a number overwrites most, through a window that devices cannot share."""
+    if not {p.source for p in moved.pieces} <= set(op.inputs):
+        return True
+    overwritten = moved.fill is not None and moved.fill not in op.inputs
+    return overwritten and 2 * moved.covered < moved.size
+
+
+def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
+    """Whether a value is made of others at places near by, along dims that devices can share."""
+    if not moved.pieces:
+        return False
+    shared = False
+    for d, n in enumerate(moved.shape):
+        extents = [graph.values[p.source].shape[d] for p in moved.pieces]
+        ring = moved.ring(graph)
+        offsets = [p.offset[d] for p in moved.pieces] if ring is None else [ring[d]]
+        whole = all((p.start[d], p.end[d]) == (0, n) for p in moved.pieces)
+        if whole and not any(offsets) and all(m == n for m in extents):
+            continue
+        for m, offset in zip(extents, offsets, strict=False):
+            thin = _NEAR * m <= n
+            if not thin and (_NEAR * abs(offset) > n or _NEAR * abs(m - n) > n):
+                return False
+        shared = shared or gcd(n, parts) > 1
+    return shared
+
+
+def _short_regions(
+    graph: BlockGraph, known: Mapping[int, Moved], parts: int, tried: _Tried
+) -> Iterator[Region]:
+    """Regions of rows that are sliced from a few more, which devices can share better; each is
+    tried once."""
+    readers = graph.readers()
+    for v, moved in known.items():
+        if len(moved.pieces) != 1 or moved.fill is not None:
+            continue
+        (piece,) = moved.pieces
+        for d, (n, m) in enumerate(zip(graph.values[piece.source].shape, moved.shape, strict=True)):
+            if not m < n or _NEAR * (n - m) > n or gcd(n, parts) <= gcd(m, parts):
+                continue
+            for k in readers[v]:
+                op = graph.operations[k]
+                if not known.keys().isdisjoint(op.outputs) or not may_grow(graph, op):
+                    continue
+                if (v, d, op.outputs[0]) in tried:
+                    continue
+                tried.add((v, d, op.outputs[0]))
+                found = along(signature_in(graph, op), op, v, Long(d, n))
+                if found is None or not (region := Region(graph)).grown(k, *found):
+                    continue
+                low = _least_moved(graph, known, region, n, n - m)
+                found = along(signature_in(graph, op), op, v, Long(d, n, low))
+                again = Region(graph)
+                yield again if low and found and again.grown(k, *found) else region
+
+
+def _long_regions(
+    graph: BlockGraph, known: Mapping[int, Moved], parts: int, tried: _Tried
+) -> Iterator[Region]:
+    """Regions of which all that is read is sliced out, with rows that devices can share better;
+    each is tried once."""
+    makers, readers = graph.producers(), graph.readers()
+    for v, moved in known.items():
+        if len(moved.pieces) != 1 or moved.fill is not None:
+            continue
+        (piece,) = moved.pieces
+        k = makers.get(piece.source)
+        if k is None or piece.source in known or not may_grow(graph, graph.operations[k]):
+            continue
+        op = graph.operations[k]
+        for d, (n, m) in enumerate(zip(graph.values[piece.source].shape, moved.shape, strict=True)):
+            if not m < n or _NEAR * (n - m) > n or gcd(m, parts) <= gcd(n, parts):
+                continue
+            if (v, d, piece.source) in tried:
+                continue
+            tried.add((v, d, piece.source))
+            long, region = Long(d, m, piece.offset[d]), Region(graph, fewer=True)
+            found = along(signature_in(graph, op), op, piece.source, long)
+            if found is None or not region.grown(k, *found):
+                continue
+            if _is_all_that_is_read(graph, known, region, readers):
+                yield region
+
+
+def _is_all_that_is_read(
+    graph: BlockGraph, known: Mapping[int, Moved], region: Region, readers: Mapping[int, list[int]]
+) -> bool:
+    """Whether what is read of a region with fewer rows, other than by itself, is moved out of the
+    rows that it has."""
+    made = {v for k in region.inside for v in graph.operations[k].outputs}
+    if not made.isdisjoint(graph.outputs):
+        return False
+    for v in made:
+        long = region.reached[v]  # an operation of the region makes rows of it
+        for op in (graph.operations[k] for k in readers[v] if k not in region.inside):
+            if not known.keys() >= set(op.outputs):
+                return False
+            for piece in (p for u in op.outputs for p in known[u].pieces if p.source == v):
+                first = piece.start[long.dim] - piece.offset[long.dim] + long.low
+                last = piece.end[long.dim] - piece.offset[long.dim] + long.low
+                if first < 0 or last > long.extent:
+                    return False
+    return True
+
+
+def _least_moved(
+    graph: BlockGraph, known: Mapping[int, Moved], region: Region, rows: int, added: int
+) -> int:
+    """How many of the rows that a region gets come first, so that least is moved, and least far."""
+    wanted: dict[int, int] = {0: 0}
+
+    def want(low: int, long: Long, v: int) -> None:
+        inner = long.extent // rows
+        if inner and long.extent % rows == low % inner == 0 and 0 <= low // inner <= added:
+            wanted[low // inner] = wanted.get(low // inner, 0) + graph.values[v].nbytes
+
+    for v, long in region.reached.items():
+        moved = known.get(v)
+        if moved is not None and len(moved.pieces) == 1:
+            want(-moved.pieces[0].offset[long.dim], long, v)
+    for v, moved in known.items():
+        for piece in moved.pieces:
+            if piece.source in region.reached and v not in region.reached:
+                long = region.reached[piece.source]
+                want(piece.offset[long.dim], long, v)
+    return min(wanted, key=lambda low: (sum(abs(low - w) * n for w, n in wanted.items()), low))
+
+
+class Shifted(Padded):
+    """Makes the program with a region on more rows, and with what moves to and from it at places
+    among all of them. Of the values that are moved, `again` are made again, too; `adds` are values
+    made by adding to a window of another one."""
+
+    def __init__(
+        self,
+        region: Region,
+        known: Mapping[int, Moved],
+        again: Collection[int] = (),
+        adds: Mapping[int, Box] | None = None,
+    ) -> None:
+        super().__init__(region)
+        self.moved, self.again, self.adds = known, frozenset(again), adds or {}
+        self.stands: dict[int, int] = {}  # value -> the one that is moved at once
+        self.loose: set[int] = set()  # values that hold what they hold beside their pieces
+        self.meant: set[int] = set()  # and those of which that is asked for
+
+    @property
+    def free(self) -> frozenset[int]:
+        """Values that hold whatever they hold beside their pieces."""
+        return frozenset(self.loose - self.meant)
+
+    def beside(self, op: Operation) -> None:
+        own = {v: self.moved[v] for v in op.outputs if v in self.moved}
+        sources = {p.source for moved in own.values() for p in moved.pieces}
+        if not self.again.isdisjoint(own) or not self.grown.keys().isdisjoint(sources):
+            for v, moved in own.items():
+                self.stands[v] = self._spelled(moved, moved.shape, moved.pieces)
+        for v in op.outputs:
+            if v in self.adds:
+                self.stands[v] = self._summed(op, self.adds[v])
+        if len(self.stands.keys() & set(op.outputs)) < len(op.outputs):
+            super().beside(op)
+
+    def _summed(self, op: Operation, box: Box) -> int:
+        """What adds to a window, as a sum with zeros beside the window."""
+        into, _, part = op.inputs
+        type_ = self.given.values[into]
+        each = zip(*box, type_.shape, strict=True)
+        config = {"padding_config": [[a, n - b, 0] for a, b, n in each]}
+        zero = self.scalar(type_.dtype, "sum")
+        wide = self.new("pad", (self.short(part), zero), type_.shape, type_, config)
+        self.meant.add(wide)
+        return self.new("add", (self.short(into), wide), type_.shape, type_, {})
+
+    def short(self, v: int) -> int:
+        return self.stands.get(v) or super().short(v)
+
+    def longer(self, v: int, long: Long) -> int:
+        """The value with all rows along a dim: what is moved is moved to all of them."""
+        moved = self.moved.get(v)
+        if moved is None or v in self.grown:
+            return super().longer(v, long)
+        d, n = long.dim, long.extent
+        pieces = []
+        for piece in (p.at(d, long.low) for p in moved.pieces):
+            # What reaches an end of the value reaches that of all rows.
+            first = 0 if piece.start[d] <= max(0, long.low) else piece.start[d]
+            last = long.low + moved.shape[d]
+            last = n if piece.end[d] >= min(n, last) else piece.end[d]
+            start = (*piece.start[:d], first, *piece.start[d + 1 :])
+            end = (*piece.end[:d], last, *piece.end[d + 1 :])
+            if first < last:
+                pieces.append(replace(piece, start=start, end=end))
+        return self._spelled(moved, (*moved.shape[:d], n, *moved.shape[d + 1 :]), pieces)
+
+    def _spelled(self, moved: Moved, shape: Ints, pieces: Sequence[Piece]) -> int:
+        """A value of a shape with the pieces of one that is moved, where it has them."""
+        ring = moved.ring(self.given)
+        if ring is not None and shape == moved.shape:
+            source = self.short(pieces[0].source)
+            like, params = self.values[source], {"shifts": list(ring)}
+            return self.new("ring_shift", (source,), shape, like, params)
+        groups: dict[tuple[int, Ints], list[Piece]] = {}
+        for piece in pieces:
+            groups.setdefault((piece.source, piece.offset), []).append(piece)
+        minds = moved.fill is not None and not moved.is_covered
+        gap = moved.gap if minds and shape == moved.shape else None
+        # What has most pieces is everywhere, and the others are put upon it.
+        first, *others = sorted(groups.values(), key=lambda g: (-len(g), -sum(p.size for p in g)))
+        if moved.fill is None:
+            dtype = self.given.values[first[0].source].dtype
+            fill = self.scalar(dtype, "or" if dtype == "bool" else "sum")
+        else:
+            fill = moved.fill
+        made = self._shifted(first[0], shape, fill, minds)
+        if minds:
+            filled = self.spread(fill, shape, ())
+            wrong = self._wrong(first[0], shape)
+            if len(first) == 1 and wrong:
+                made = self._masked_by(first[0], wrong, made, filled)
+            elif len(first) > 1 and gap is not None:
+                made = self._masked_by(Piece(-1, *gap, ()), range(len(shape)), filled, made)
+            elif len(first) > 1:
+                others, made = [first, *others], filled
+        for piece in (p for group in others for p in group):
+            inside = self._shifted(piece, shape, fill, False)
+            made = self._masked_by(piece, range(len(shape)), inside, made)
+        return made
+
+    def _source(self, piece: Piece) -> tuple[int, TensorType]:
+        grown = self.grown.get(piece.source)
+        v = self.short(piece.source) if grown is None else grown[0]
+        return v, self.values[v]
+
+    def _offset(self, piece: Piece) -> Ints:
+        """By how much the source is moved, with all of its rows."""
+        if piece.source not in self.grown:
+            return piece.offset
+        long = self.grown[piece.source][1]
+        return piece.at(long.dim, -long.low).offset
+
+    def _wrong(self, piece: Piece, shape: Ints) -> list[int]:
+        """The dims along which the source, moved, reaches beyond the piece."""
+        _, type_ = self._source(piece)
+        each = zip(piece.start, piece.end, self._offset(piece), type_.shape, shape, strict=True)
+        return [d for d, (a, b, o, m, n) in enumerate(each) if a > max(0, o) or b < min(n, o + m)]
+
+    def _shifted(self, piece: Piece, shape: Ints, fill: int, minds: bool) -> int:
+        """The source at the places of the piece, and a scalar elsewhere, if anybody minds."""
+        v, type_ = self._source(piece)
+        each = zip(self._offset(piece), type_.shape, shape, strict=True)
+        config = [[o, n - m - o, 0] for o, m, n in each]
+        if all(low == high == 0 for low, high, _ in config):
+            return v
+        if all(low <= 0 and high <= 0 for low, high, _ in config):
+            start = [-low for low, _, _ in config]
+            params = {
+                "start_indices": start,
+                "limit_indices": [a + n for a, n in zip(start, shape, strict=True)],
+                "strides": None,
+            }
+            return self.new("slice", (v,), shape, type_, params)
+        made = self.new("pad", (v, fill), shape, type_, {"padding_config": config})
+        (self.meant if minds else self.loose).add(made)
+        return made
+
+    def _masked_by(self, piece: Piece, dims: Iterable[int], inside: int, outside: int) -> int:
+        """One value in the box of a piece along some dims, another one elsewhere."""
+        for d in dims:
+            inside = self.between(d, piece.start[d], piece.end[d], inside, outside)
+        return inside

@@ -1,0 +1,291 @@
+"""Shifts: what reads neighbours has as many rows as what it reads, however it is written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.rows.shifts import with_shifts
+from tapestry_egg.tracing.trace import trace
+
+Array = Any
+Function = Callable[..., Array]
+PARTS = 8
+N, M = 32, 16
+
+
+def normal(*shape: int) -> Array:
+    return jnp.asarray(np.random.default_rng(sum(shape)).normal(size=shape), jnp.float32)
+
+
+def shifted(function: Function, *arguments: Array) -> BlockGraph:
+    """The program with shifts, checked: it has the numbers that JAX gives without it."""
+    graph = trace(function, *arguments).graph
+    made = with_shifts(graph, PARTS)
+    verify_graph(made)
+    want = jax.tree.leaves(jax.jit(function)(*arguments))
+    for got, true in zip(execute(made, jax.tree.leaves(arguments)), want, strict=True):
+        assert (got.shape, got.dtype) == (true.shape, true.dtype)
+        np.testing.assert_allclose(got, true, rtol=1e-5, atol=1e-5)
+    return made
+
+
+def every(graph: BlockGraph) -> Iterator[BlockGraph]:
+    yield graph
+    for op in graph.operations:
+        for region in op.regions:
+            yield from every(region)
+
+
+def kernels(graph: BlockGraph) -> list[str]:
+    return sorted(op.kernel for g in every(graph) for op in g.operations)
+
+
+def uneven(graph: BlockGraph) -> set[tuple[int, ...]]:
+    """Shapes that operations make of which no dim can be shared."""
+    shapes = {g.values[v].shape for g in every(graph) for op in g.operations for v in op.outputs}
+    return {s for s in shapes if len(s) > 1 and all(n % PARTS for n in s)}
+
+
+def next_token(x: Array) -> Array:
+    """What stands in a row is guessed from the row before; the mean of all rows but the last."""
+    guess = jax.nn.log_softmax(x[:-1])
+    return -jnp.mean(jnp.take_along_axis(guess, jnp.argmax(x[1:], -1)[:, None], -1))
+
+
+def stencil(x: Array) -> Array:
+    inside = x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] - 3.0 * x[1:-1, :-2]
+    return jnp.pad(jnp.sin(inside), 1)
+
+
+def looped(step: Function) -> Function:
+    return lambda x: lax.scan(lambda x, _: (step(x), None), x, length=3)[0]
+
+
+def gradient(function: Function) -> Function:
+    return jax.grad(lambda x: jnp.sum(jnp.sin(function(x) * x)))
+
+
+def bordered(x: Array) -> Array:
+    y = jnp.pad(x, 1)
+    return x + y[2:, 1:-1] * y[:-2, 1:-1] - y[1:-1, 2:] * y[1:-1, :-2]
+
+
+def around(x: Array) -> Array:
+    return x * jnp.roll(x, 1, 0) - jnp.roll(x, -2, 0) * jnp.roll(x, (1, 1), (0, 1))
+
+
+def within(x: Array) -> Array:
+    """The same as `bordered`, inside; elsewhere it stays."""
+    part = x[2:, 1:-1] * x[:-2, 1:-1] - x[1:-1, 2:] * x[1:-1, :-2]
+    return x.at[1:-1, 1:-1].set(x[1:-1, 1:-1] + part)
+
+
+def deep(x: Array) -> Array:
+    """What has a row less than what has a row less."""
+    once = jnp.sin(x[1:] - x[:-1])
+    twice = once[1:] * once[:-1]
+    return jnp.pad(twice, [(1, 1), (0, 0)])
+
+
+PROGRAMS: dict[str, Function] = {
+    "next token": next_token,
+    "slice and pad": lambda x: jnp.pad(jnp.sin(x)[:-1], [(1, 0), (0, 0)]),
+    "a number before": lambda x: jnp.pad(x[:-2] * x[2:], [(2, 0), (0, 0)], constant_values=7.0),
+    "joined": lambda x: jnp.concatenate([jnp.zeros((3, M)), x[:-3]]) * x,
+    "another row before": lambda x: jnp.concatenate([x[5:6] * 2.0, x[:-1]]) * x,
+    "ends again": lambda x: x - jnp.concatenate([x[:1], x[:-1]]),
+    "stencil": stencil,
+    "bordered": bordered,
+    "around": around,
+    "within": within,
+    "deep": deep,
+    "added": lambda x: x.at[1:-1].add(jnp.sin(x[2:] - x[:-2])),
+    "updated": lambda x: lax.dynamic_update_slice(x, jnp.cos(x[:-2] + x[2:]), (1, 0)),
+    "a row is one number": lambda x: x.at[0].set(3.0) - jnp.roll(x, 1, 0),
+    "sum inside": lambda x: jnp.sum(jnp.log(jnp.abs(x[1:-1])) * x[2:], 0),
+    "largest inside": lambda x: jnp.max(x[1:] - x[:-1], 0),
+    "product inside": lambda x: x[:-1].T @ jnp.cos(x[1:]),
+    "steps": looped(stencil),
+    "steps around": looped(around),
+    "steps within": looped(within),
+    **{f"gradient of {f.__name__}": gradient(f) for f in (stencil, bordered, around, within, deep)},
+    "gradient of steps": gradient(looped(bordered)),
+    "gradient of next token": jax.grad(next_token),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_shifts_have_the_rows_of_what_they_read(name: str) -> None:
+    made = shifted(PROGRAMS[name], normal(N, M))
+    assert not uneven(made), kernels(made)
+
+
+TWINS: dict[str, tuple[Function, Function]] = {
+    "slice and pad": (
+        lambda x: jnp.pad(x[:-2], [(2, 0), (0, 0)]),
+        lambda x: lax.pad(x, jnp.float32(0), [(2, -2, 0), (0, 0, 0)]),
+    ),
+    "zeros joined": (
+        lambda x: jnp.concatenate([jnp.zeros((2, M)), x[:-2]]),
+        lambda x: lax.pad(x, jnp.float32(0), [(2, -2, 0), (0, 0, 0)]),
+    ),
+    "padded and sliced": (
+        lambda x: jnp.pad(x, 1)[2:, 1:-1],
+        lambda x: lax.pad(x, jnp.float32(0), [(-1, 1, 0), (0, 0, 0)]),
+    ),
+    "wrapped": (lambda x: jnp.pad(x, 1, "wrap")[2:, :-2], lambda x: jnp.roll(x, (-1, 1), (0, 1))),
+    "joined halves": (
+        lambda x: jnp.concatenate([x[3:], x[:3]]),
+        lambda x: jnp.roll(x, -3, 0),
+    ),
+    "rolled twice": (lambda x: jnp.roll(jnp.roll(x, 3, 0), -1, 0), lambda x: jnp.roll(x, 2, 0)),
+}
+
+
+@pytest.mark.parametrize("name", TWINS)
+def test_equal_shifts_are_one_operation(name: str) -> None:
+    x = normal(N, M)
+    found = [shifted(f, x) for f in TWINS[name]]
+    mine, twin = ([(op.kernel, op.params) for op in g.operations] for g in found)
+    assert [o for o in mine if o[0] != "convert_element_type"] == twin and len(twin) == 1
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: jnp.concatenate([-x[:, M // 2 :], x[:, : M // 2]], 1),
+        lambda x: jnp.concatenate([x[N // 2 :], x[: N // 2]]),
+        lambda x: x[:-12] * 2.0,
+        lambda x: x[:, ::2] + x[:, 1::2],
+        lambda x: x[:N:2],
+    ],
+    ids=["halves change signs", "halves", "far", "every other", "half"],
+)
+def test_what_is_no_shift_stays(function: Function) -> None:
+    graph = trace(function, normal(N, M)).graph
+    assert with_shifts(graph, PARTS) is graph
+
+
+def test_extents_that_devices_cannot_share_stay() -> None:
+    graph = trace(deep, normal(31, 15)).graph
+    assert with_shifts(graph, 7) is graph
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Function:
+    """Values that are sliced, padded, joined, rolled, written and computed with, then summed."""
+    steps = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(["slice", "pad", "zeros", "roll", "ends", "set", "sin", "add"]),
+                st.integers(0, 3),
+                st.integers(0, 3),
+                st.integers(0, 1),
+            ),
+            min_size=2,
+            max_size=8,
+        )
+    )
+
+    def run(x: Array) -> Array:
+        known = [x]
+        for kind, a, b, d in steps:
+            y = known[-1]
+            n = y.shape[d]
+            edges = [(a, b) if e == d else (0, 0) for e in range(2)]
+            if kind == "slice" and a + b < n:
+                y = lax.slice_in_dim(y, a, n - b, axis=d)
+            elif kind == "pad":
+                y = jnp.pad(y, edges, constant_values=float(a - 1))
+            elif kind == "zeros" and a:
+                zeros = jnp.zeros(tuple(a if e == d else m for e, m in enumerate(y.shape)))
+                y = jnp.concatenate([zeros, lax.slice_in_dim(y, 0, n - b, axis=d)], d)
+            elif kind == "roll":
+                y = jnp.roll(y, a - 2, d)
+            elif kind == "ends" and a < n:
+                y = jnp.pad(y, edges, "edge")
+            elif kind == "set" and a + b + 1 < n:
+                part = jnp.cos(lax.slice_in_dim(y, 1, n - a - b, axis=d))
+                y = lax.dynamic_update_slice_in_dim(y, part, a, d)
+            elif kind == "sin":
+                y = jnp.sin(y)
+            elif kind == "add":
+                other = known[a % len(known)]
+                shape = tuple(map(min, y.shape, other.shape))
+                y = lax.slice(y, (0, 0), shape) * 0.5 + lax.slice(other, (0, 0), shape)
+            known.append(y)
+        return known[-1], jnp.sum(jnp.exp(-known[len(known) // 2]), 0)
+
+    return run
+
+
+@pytest.mark.slow
+@settings(max_examples=80, deadline=None)
+@given(programs())
+def test_programs_of_moves_keep_their_numbers(function: Function) -> None:
+    shifted(function, normal(16, 24))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["next token", "token shift", "written", "steps"])
+def test_plans_take_what_those_of_the_twin_take(name: str) -> None:
+    """Programs of which the twin moves rows by one operation, on extents that matter."""
+    rows = ("x",), None
+
+    def guess(x: Array, t: Array, late: bool) -> Array:
+        if not late:
+            p = jnp.take_along_axis(jax.nn.log_softmax(x[:-1]), t[1:, None], -1)
+            return -jnp.mean(p)
+        t = lax.pad(t, jnp.int32(0), [(-1, 1, 0)])
+        p = jnp.take_along_axis(jax.nn.log_softmax(x), t[:, None], -1)[:, 0]
+        return -jnp.sum(jnp.where(jnp.arange(x.shape[0]) < x.shape[0] - 1, p, 0)) / (x.shape[0] - 1)
+
+    def flow(x: Array, back: bool) -> Array:
+        zero = jnp.float32(0)
+        if back:
+            return x + lax.pad(x, zero, [(1, -1, 0), (0, 0, 0)])
+        return x + jnp.pad(x[:-1], [(1, 0), (0, 0)])
+
+    def inside(x: Array, whole: bool) -> Array:
+        if not whole:
+            return x.at[1:-1].set(x[2:] - x[:-2])
+        zero, place = jnp.float32(0), jnp.arange(x.shape[0])[:, None]
+        both = [lax.pad(x, zero, [(c, -c, 0), (0, 0, 0)]) for c in (-1, 1)]
+        return jnp.where((place > 0) & (place < x.shape[0] - 1), both[0] - both[1], x)
+
+    tall = jax.ShapeDtypeStruct((1 << 18, 256), jnp.float32)
+    numbers = jax.ShapeDtypeStruct((1 << 18,), jnp.int32)
+    of: dict[str, tuple[Function, tuple[Any, ...]]] = {
+        "next token": (guess, (tall, numbers)),
+        "token shift": (flow, (tall,)),
+        "written": (inside, (tall,)),
+        "steps": (lambda x, how: looped(lambda x: flow(x, how))(x), (tall,)),
+    }
+    function, arguments = of[name]
+    taken = []
+    for how in (False, True):
+        program = te.trace(lambda *a, how=how: function(*a, how), *arguments)
+        front = te.optimize(
+            program,
+            "h100:8",
+            objectives=("seconds",),
+            mesh=MeshShape(("x",), (8,)),
+            pins={"[0]": rows},
+            settings=Settings(work=1.0, recompute=0, forms=0),
+        )
+        taken.append(front.best("seconds").costs.seconds)
+    assert taken[0] <= 1.05 * taken[1]
