@@ -101,7 +101,7 @@ def forms_with_streams(
 
 def _of_changed(found: Sequence[Form], graph: BlockGraph, step: RuleStep) -> tuple[Form, ...]:
     """The program as given, before the forms of what a step makes of it, this one among them."""
-    given = replace(found[0], graph=graph, rules=(), steps=(), patches=None)
+    given = replace(found[0], graph=graph, rules=(), steps=())
     made = [
         replace(f, rules=tuple(sorted({*f.rules, *step.rules})), steps=(step, *f.steps))
         for f in found

@@ -94,6 +94,15 @@ def test_other_operations_are_no_other_sizes(like: list[Plan | None]) -> None:
 
 
 @pytest.mark.slow
+def test_nothing_begins_with_a_plan_for_which_memory_was_short(like: list[Plan | None]) -> None:
+    """All of a front was searched for it, and is again."""
+    run = te.jit(lambda x: x @ x.T, target="h100:2", cache=False, limits={"peak_bytes": "24KiB"})
+    run.plan(batch(64))
+    run.plan(batch(32))
+    assert len(like) > 2 and not any(like)
+
+
+@pytest.mark.slow
 def test_what_a_plan_in_blocks_is_like_is_in_blocks_and_certified(tmp_path: Path) -> None:
     """Changes of a program are made again as they are; if that does not fit, all is searched."""
 

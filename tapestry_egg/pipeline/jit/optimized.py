@@ -323,12 +323,13 @@ class Optimized(Jitted):
         return _Planned(program, plan_program(program, request, like), request)
 
     def _like(self, program: Program) -> Plan | None:
-        """The plan that was made first, by a whole search, for the same operations on arrays of
-        other sizes."""
+        """The plan that was made first for the same operations on arrays of other sizes; none
+        where memory was short for it, as all of a front is searched then."""
         form = _without_sizes(program.graph)
         for found in self._planned.values():
             if isinstance(found, _Planned) and _without_sizes(found.program.graph) == form:
-                return best_plan(found.front, found.request)
+                alone = any(each.kind == "fastest" for each in found.front.notes)
+                return best_plan(found.front, found.request) if alone else None
         return None
 
     def _jax_call(
