@@ -338,7 +338,7 @@ def _moves(
             if names.named > limit:
                 return list(found.values()), views, False
             made = names.moved(c, k)
-            if made is not None and made[1] == names.own[c]:
+            if made is not None and made[1] == names.own[c].key:
                 views += 1
             elif made is not None:
                 found.setdefault(made, (c, k))
