@@ -284,11 +284,12 @@ class Held:
     def renew(self, v: int, old: int) -> None:
         """Result v, and what it is written over, is put in the place of input `old` once nothing
         reads that."""
-        last, w = self.last.get(old, -1), self.root[v]
-        while (one := self.arrays.get(w)) is not None:
+        last, chain = self.last.get(old, -1), [self.root[v]]
+        while chain[-1] in self.over:
+            chain.append(self.over[chain[-1]])
+        for one in (self.arrays[w] for w in chain if w in self.arrays):
             over = last == one.begin and self.writes_over(self.region.steps[last])
             one.end = min(one.end, max(one.begin, last + (not over)))
-            w = self.over.get(w, -1)
 
     def copy(self, v: int, old: int | None) -> None:
         """Result v is in memory as something else already: it is an array of its own, or one beside
