@@ -469,14 +469,16 @@ class Lives:
         return found
 
     def _begun_with(self, v: int, old: int) -> list[int]:
-        """What the loop that leaves v in an old state's place began with, if nothing else reads
-        that later: it is where v is. And what that was begun with, from one loop to the one before.
-        """
+        """What the loop that leaves v in an old state's place began with, or what v was written
+        into, if nothing else reads that later: it is where v is. And what that was begun with, from
+        one to the one before."""
         found: list[int] = []
         while self._is_next(v, old):
             x = self._root(self.schedule.units[u := self.maker[v]])
             carried = x.port == "carry" and v == x.outputs[-1]
             begun = x.inputs[0] if carried else self._renewing.get(u)
+            if not x.port and x.signature.written_into is not None:
+                begun = x.inputs[x.signature.written_into]
             if begun is None or self._read_last(begun) != self._over_until(u):
                 break
             v = begun

@@ -132,6 +132,7 @@ class Held:
         self.of: dict[int, frozenset[int]] = {}  # value -> the arrays that it is computed of
         self.last: dict[int, int] = {}  # array -> the step that reads it last
         self.arrays: dict[int, Array] = {}
+        self.over: dict[int, int] = {}  # array -> the one that it was written over
         self._find_arrays()
 
     # What is stored
@@ -248,9 +249,11 @@ class Held:
         if step.name not in _IN_PLACE and step.name not in REGIONS:
             over = [w for w in over if w not in self.products]
         for v in step.makes:
-            for old in (self.arrays[w] for w in over if w in self.arrays and w != v):
-                if v in self.arrays and (old.end, old.bytes) == (t + 1, self.arrays[v].bytes):
+            for w in over if v in self.arrays else ():
+                old = self.arrays.get(w)
+                if old and w != v and (old.end, old.bytes) == (t + 1, self.arrays[v].bytes):
                     old.end = t
+                    self.over[v] = w
                     break
 
     def _unordered(self, step: Step) -> int:
@@ -279,12 +282,14 @@ class Held:
     # Results
 
     def renew(self, v: int, old: int) -> None:
-        """Result v is put in the place of input `old` once nothing reads that."""
-        one = self.arrays.get(self.root[v])
-        if one is not None:
-            last = self.last.get(old, -1)
+        """Result v, and what it is written over, is put in the place of input `old` once nothing
+        reads that."""
+        last, chain = self.last.get(old, -1), [self.root[v]]
+        while chain[-1] in self.over:
+            chain.append(self.over[chain[-1]])
+        for one in (self.arrays[w] for w in chain if w in self.arrays):
             over = last == one.begin and self.writes_over(self.region.steps[last])
-            one.end = max(one.begin, last + (not over))
+            one.end = min(one.end, max(one.begin, last + (not over)))
 
     def copy(self, v: int, old: int | None) -> None:
         """Result v is in memory as something else already: it is an array of its own, or one beside

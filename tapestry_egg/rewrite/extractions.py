@@ -8,14 +8,23 @@ the others are counted.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
+from itertools import chain
 
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.rewrite.terms.kernel_names import (
+    given_name,
+    name_of,
+    named,
+    said_of,
+    takes_whole,
+)
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rewrite.terms.terms import Node, Terms, as_written
@@ -58,21 +67,26 @@ def extractions(
 ) -> Extracted:
     """The programs that differ from the given one, and from those `known`, in more than views.
 
-    Those that replace least come first. As many are made as have `operations` together, and `most`
-    in number; what computes something that nothing reads only where there is room for all.
+    Those whose operations devices can share come first (`undivided`), then those that replace
+    least, and last what computes something that nothing reads. As many are made as have
+    `operations` together, and `most` in number.
     """
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
     base = as_written(terms, seconds)
     seen = {kernels_of(g) for g in (graph, *known)}
     room = min(most, operations // max(1, len(graph.operations)))
-    found: list[Extraction] = []
-    spare: list[Extraction] = []
-    count = views = looked = 0
-    complete = False
-    for pick in choices(without_twins(terms, catalogue), base, roots):
+    found: list[tuple[tuple[bool, int], Extraction]] = []
+    more = views = looked = 0
+
+    def extracted(complete: bool) -> Extracted:
+        return Extracted(tuple([e for _, e in found]), more, views, complete)
+
+    shared = _shared(graph, terms, catalogue, seconds, base)
+    every = choices(without_twins(terms, catalogue), base, roots)
+    for pick in chain([shared] if shared else (), every):
         if looked > LOOKED_AT:
-            break
+            return extracted(complete=False)
         looked += len(graph.operations)
         built = rebuild(graph, terms, catalogue, pick)
         if built is None or not built.rules:
@@ -82,14 +96,11 @@ def extractions(
             views += 1
             continue
         seen.add(key)
-        count += 1
-        own = spare if wasteful(built) else found
-        if len(own) < room:
-            own.append(Extraction(built, pick))
-    else:
-        complete = True
-    made = (*found, *spare)[:room]
-    return Extracted(made, count - len(made), views, complete)
+        last = wasteful(built), undivided(built.graph)
+        insort(found, (last, Extraction(built, pick)), key=lambda x: x[0])
+        more += len(found) > room
+        del found[room:]
+    return extracted(complete=True)
 
 
 def choices(
@@ -188,38 +199,97 @@ def without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple
     return out
 
 
+def undivided(graph: BlockGraph) -> int:
+    """Bytes that operations read and make of which no dim can be cut in two: every device would
+    compute all of them."""
+    return sum(map(_undivided, _signatures(graph)))
+
+
+def _undivided(signature: OperationSignature) -> int:
+    cut = any(d.role in ("map", "reduce") and d.size % 2 == 0 for d in signature.index)
+    divides = cut or signature.fusion != "kernel"
+    return 0 if divides else signature.input_bytes + signature.output_bytes
+
+
+def _shared(
+    graph: BlockGraph,
+    terms: Terms,
+    catalogue: Sequence[Applied],
+    seconds: Sequence[float],
+    base: Sequence[int],
+) -> list[int] | None:
+    """The choice in which all operations of which no dim can be cut in two are computed by others,
+    where rules have such; None where it is the program as it is written."""
+    bytes_of = [_undivided(a.signature) for a in catalogue]
+    alone = {
+        v
+        for op, s in zip(graph.operations, _signatures(graph), strict=True)
+        if _undivided(s)
+        for v in op.outputs
+    }
+    if not alone:
+        return None
+    worst = 1.0 + sum(seconds)
+    costs = [x + worst * n for x, n in zip(seconds, bytes_of, strict=True)]
+    pick = as_written(terms, costs)
+
+    def whole(k: int, c: int) -> float:
+        """Seconds of what is new where node k computes class c; of each byte undivided, `worst`."""
+        found, stack, seen = 0.0, [(c, k)], {c}
+        while stack:
+            d, node = stack.pop()
+            found += costs[terms.nodes[d][node].signature]
+            for e in terms.nodes[d][node].operands:
+                if e not in seen and terms.nodes[e][pick[e]].value < 0:
+                    seen.add(e)
+                    stack.append((e, pick[e]))
+        return found
+
+    changed = False
+    for c, nodes in enumerate(terms.nodes):
+        if nodes[base[c]].value in alone:
+            new = [k for k, n in enumerate(nodes) if n.signature >= 0 and n.value < 0]
+            best = min(new, key=lambda k: whole(k, c), default=base[c])
+            if best != base[c] and whole(best, c) < worst:
+                pick[c], changed = best, True
+    return pick if changed else None
+
+
+def _signatures(graph: BlockGraph) -> list[OperationSignature]:
+    return [
+        registry.signature_of(
+            op,
+            tuple([graph.values[v] for v in op.inputs]),
+            tuple([graph.values[v] for v in op.outputs]),
+        )
+        for op in graph.operations
+    ]
+
+
 def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
     """What a program's operations compute of its inputs, views left out: equal for programs that
     differ in views and in the order of operands alone, as far as equal programs are compared."""
-    value: dict[int, bytes] = {v: b"input %d" % k for k, v in enumerate(graph.inputs)}
+    signatures = _signatures(graph)
+    dims = any(map(takes_whole, signatures))
+    value = {
+        v: given_name(b"input %d" % k, graph.values[v].rank, dims)
+        for k, v in enumerate(graph.inputs)
+    }
     for v, array in graph.constants.items():
-        value[v] = _name(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
+        key = name_of(b"constant", str(array.dtype).encode(), np.asarray(array).tobytes())
+        value[v] = given_name(key, graph.values[v].rank, dims)
     out = set()
-    for op in graph.operations:
-        types = tuple([graph.values[v] for v in op.inputs])
-        made = tuple([graph.values[v] for v in op.outputs])
-        signature = registry.signature_of(op, types, made)
+    for op, signature in zip(graph.operations, signatures, strict=True):
         operands = [value[v] for v in op.inputs]
-        if signature.fusion == "view" and len(operands) == 1:
-            value[op.outputs[0]] = operands[0]
-            continue
-        extents = sorted((d.role, d.size) for d in signature.index)
-        kernel = op.kernel, extents, [t.dtype for t in made], len(op.regions)
-        said = repr(kernel).encode()
-        own = _name(said, *sorted(operands))
+        made = [graph.values[v].dtype for v in op.outputs]
+        said = said_of(op.kernel, signature, made, len(op.regions))
         for k, v in enumerate(op.outputs):
-            value[v] = own if not k else _name(own, b"%d" % k)
-        out.add(own)
+            value[v] = named(said, signature, operands, k, dims)
+        if not op.outputs:
+            out.add(name_of(said, *sorted([x.key for x in operands])))
+        elif signature.fusion != "view" or len(operands) != 1:
+            out.add(value[op.outputs[0]].key)
     return frozenset(out)
-
-
-def _name(*parts: bytes) -> bytes:
-    """A short name for what some bytes say."""
-    made = blake2b(digest_size=16)
-    for part in parts:
-        made.update(b"%d " % len(part))
-        made.update(part)
-    return made.digest()
 
 
 def wasteful(built: Rebuilt) -> bool:

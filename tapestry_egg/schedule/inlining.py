@@ -54,7 +54,8 @@ def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | Non
     one product, while a sum of two stored values with four readers is stored too. Nor must it cost
     time by XLA's estimate of what is computed (`kernel_estimates`), of readers between the same two
     kernels: behind each lowering has what is not stored computed anew. So steps of a scan are
-    stored that many of its later steps would each compute again. Products of matrices take in what
+    stored that many of its later steps would each compute again. What a part is written into is
+    stored, unless that is one number. Products of matrices take in what
     they can (`read_by_products`), whatever that costs. What is compared with the greatest of itself
     is stored for both, which lowering sees to.
 
@@ -161,6 +162,9 @@ class _Fusing:
         if loop and ((taking and u not in inside) or any(v in self.moves[r] for r in using)):
             return
         if not all(self._computes(r) for r in others):
+            return
+        filled = not any(self.program.types[w].shape for w in self.operands[u])
+        if not filled and any(self._writes_into(r, v) for r in using):
             return
         apart = sum(size[w] for w in self.operands[u]) + size[v] * (1 + len(others))
         again = sum(size[w] for r in others for w in self.operands[u] - self.operands[r])
@@ -273,6 +277,11 @@ class _Fusing:
         return kind in ("loop", "reduce") or (
             kind == "view" and not is_view(self.program, self.units[u])
         )
+
+    def _writes_into(self, u: int, v: FlatId) -> bool:
+        """Whether a unit writes a part into value v: in place, if that is in memory."""
+        root = self.program.instances[self.units[u].root]
+        return not root.port and any(root.inputs[p] == v for p in root.signature.writes[:1])
 
     def _forget(self, v: FlatId) -> None:
         """Estimate anew what a value is computed in, by way of what is inside that."""

@@ -356,8 +356,8 @@ class _Lives:
                 self.made[v], self.last[v] = 0, self.end
 
     def _hand_on(self, new: FlatId, old: FlatId) -> None:
-        """What a loop begins with and leaves as a new state is in the old one's place before that:
-        a loop's carry has one buffer."""
+        """What a loop begins with, or what is written into, and leaves as a new state is in the old
+        one's place before that: it has one buffer."""
         while self.free[new]:
             loop = self.schedule.producer[new]
             root = self.program.instances[self.schedule.units[loop].root]
@@ -365,6 +365,8 @@ class _Lives:
                 new = self._renews(loop)
             elif root.port == "carry" and new == root.outputs[-1]:
                 new = root.inputs[0]
+            elif not root.port and root.signature.written_into is not None:
+                new = root.inputs[root.signature.written_into]
             else:
                 return
             maker = self.program.instances[self.schedule.units[self.schedule.producer[new]].root]

@@ -11,10 +11,10 @@ beside writing it (a bias and its gradient): XLA's fusion of several outputs. Wh
 says `fusing`, kernels that read the same are one (`siblings.py`).
 
 A logarithm of a sum of exponentials that is a kernel of its own reads what it adds up twice: for
-the greatest element, which two kernels want then, and for the exponentials. And what scatters its
-elements does so over the array that it starts from, where a kernel made that for it alone or last:
-nothing else of it moves (`HloDataflowAnalysis::GetInPlaceInputOutputPairs`; XLA copies arguments,
-and what is read afterwards).
+the greatest element, which two kernels want then, and for the exponentials. And what writes a part
+of an array, or scatters its elements, does so over the array that it starts from, where a kernel
+made that for it alone or last: nothing else of it moves
+(`HloDataflowAnalysis::GetInPlaceInputOutputPairs`; XLA copies arguments, and what is read later).
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class Traffic:
         merged = self._shared.get(u, {})
         shares = zip(self._shares(u), unit.reads, strict=True)
         reads = tuple(0.0 if v in merged else x for x, (*_, v) in shares)
-        nothing = product or over is not None
-        writes = (0.0 if nothing else 1.0,) * len(unit.outputs)
+        share = 1.0 if over is None else root.signature.written_share
+        writes = (0.0 if product else share,) * len(unit.outputs)
         within = self._inside[u] or self._beside[u]
         within |= bool(merged) and root.signature.fusion == "reduce" and not any(reads)
         return UnitTraffic(reads, writes, within, self._in_rows[u])
@@ -197,20 +197,34 @@ class Traffic:
         return found
 
     def _written_over(self, u: int) -> FlatId | None:
-        """The array that a unit writes scattered elements into where it lies; None where it copies
-        that first: an argument that the result does not feed back as, or what is read later."""
-        unit = self._schedule.units[u]
-        root = self._program.instances[unit.root]
-        p = root.signature.written_into
-        if p is None or (unit.root, p, root.inputs[p]) not in unit.reads:
-            return None
-        v = root.inputs[p]
-        maker = self._program.instances[self._schedule.units[self._schedule.producer[v]].root]
-        if max(self._schedule.readers[v]) != u or root.inputs.count(v) > 1:
-            return None
-        renewed = {"carry": maker.inputs[-1:], "state": maker.inputs}.get(maker.port, ())
-        computed = not maker.port and maker.signature.fusion != "view"
-        return v if computed or renewed == root.outputs else None
+        """The array that a unit writes a part or scattered elements into in place; None where it
+        copies that first: an argument that the result does not feed back as, what is read later or
+        is not in memory."""
+        return self._over.get(u)
+
+    @cached_property
+    def _over(self) -> Mapping[int, FlatId]:
+        """The same of all units that do. What one writes into, another may write into again."""
+        instances, units = self._program.instances, self._schedule.units
+        found: dict[int, FlatId] = {}
+        left: dict[FlatId, FlatId] = {}  # what is written into -> what is in its place in the end
+        for u in reversed(range(len(units))):
+            root = instances[units[u].root]
+            p = root.signature.written_into
+            if p is None or (units[u].root, p, root.inputs[p]) not in units[u].reads:
+                continue
+            v, producer = root.inputs[p], self._schedule.producer[root.inputs[p]]
+            last = max(self._schedule.readers[v]) == u and root.inputs.count(v) == 1
+            if not last or self._inside[u] or self._inside[producer]:
+                continue
+            maker, made = instances[units[producer].root], root.outputs[0]
+            made = left.get(made, made)
+            renewed = {"carry": maker.inputs[-1:], "state": maker.inputs}.get(maker.port, ())
+            computed = not maker.port and maker.signature.fusion != "view"
+            if computed or renewed == (made,):
+                found[u] = v
+                left[v] = made
+        return found
 
     def _of_port(self, unit: Unit) -> UnitTraffic:
         """Where slices of stacks are written and read by kernels of their own: a stack is filled

@@ -3,7 +3,8 @@
 A model of what XLA's fusion does: views never move data, elementwise chains run inside their only
 reader, reductions take their elementwise producers in, contractions and other kernels read and
 write memory. Only what crosses units exists in memory, and only what exists in memory can be copied
-to another layout.
+to another layout. What a kernel would read along several of its dims, as rows and as columns, is
+therefore no part of it: each read has its own layout.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
     unit_of = [-1] * len(instances)
     inline = [False] * len(instances)  # may a producer's loop run inside this instance?
     roots: list[int] = []
+    seen: list[Dims] = [()] * len(instances)  # along which of its unit's dims each dim lies
     leaves = [i.port in ("state", "output") for i in instances]
     for i in range(len(instances) - 1, -1, -1):  # what asks how a result lies leaves with it
         if instances[i].signature.kernel == CONSTRAINT:
@@ -68,6 +70,12 @@ def fuse(program: FlatProgram) -> list[Unit]:
             leaves[i] = bool(own) and all([leaves[r] for r in own])
     for i in range(len(instances) - 1, -1, -1):
         u = _unit_to_fuse_into(program, i, readers, unit_of, roots, inline, leaves)
+        ways = set[Dims]()
+        if u >= 0:
+            using = [r for r in readers[instances[i].outputs[0]] if not leaves[r]]
+            ways = _seen_by(instances, i, using, seen)
+        u = -1 if len(ways) > 1 else u
+        seen[i] = ways.pop() if u >= 0 else _own_dims(instances[i], i)
         fusion = instances[i].signature.fusion
         if u >= 0:
             own = readers[instances[i].outputs[0]]
@@ -90,6 +98,58 @@ def fuse(program: FlatProgram) -> list[Unit]:
 
 # What producers may run inside of, and what may run inside its readers.
 _LOOPS, _INNER = ("loop", "reduce", "view"), ("loop", "view")
+
+
+#: Per dim of a value, along which dims of its unit it lies, each by an instance and a number.
+Dims = tuple[frozenset[tuple[int, int]], ...]
+
+
+def _own_dims(instance: Instance, i: int) -> Dims:
+    """The dims of what the root of a unit makes."""
+    shape = instance.signature.output_types[0].shape if instance.outputs else ()
+    return tuple([frozenset(((i, d),)) for d in range(len(shape))])
+
+
+def _seen_by(
+    instances: Sequence[Instance], i: int, using: Sequence[int], seen: Sequence[Dims]
+) -> set[Dims]:
+    """Along which dims of their unit some readers of an instance see what that makes."""
+    (v,) = instances[i].outputs
+    found = set()
+    for r in using:
+        signature, of = instances[r].signature, seen[r]
+        for p, w in enumerate(instances[r].inputs):
+            if w == v:
+                along = [
+                    frozenset().union(*[of[d] if d >= 0 else ((r, d),) for d in dims])
+                    for dims in _along(signature, p)
+                ]
+                found.add(tuple(along))
+    return found
+
+
+def _along(signature: OperationSignature, p: int) -> tuple[tuple[int, ...], ...]:
+    """Per dim of operand p, along which dims of the result it lies; -1 - e stands for an index dim
+    e that the result has not. The signature remembers it."""
+    known: dict[int, tuple[tuple[int, ...], ...]] = signature.__dict__.setdefault("_along", {})
+    if p not in known:
+        rows = signature.outputs[0].matrix if signature.outputs else ()
+        at: dict[int, list[int]] = {}
+        for d, row in enumerate(rows):
+            for e, a in enumerate(row):
+                if a:
+                    at.setdefault(e, []).append(d)
+        known[p] = tuple(
+            [
+                tuple([d for e, a in enumerate(row) if a for d in at.get(e, [-1 - e])])
+                if n > 1
+                else ()
+                for n, row in zip(
+                    signature.input_types[p].shape, signature.inputs[p].matrix, strict=True
+                )
+            ]
+        )
+    return known[p]
 
 
 def _unit_to_fuse_into(
@@ -117,13 +177,22 @@ def _unit_to_fuse_into(
     for r in using:
         if instances[r].port or unit_of[r] != u or not (is_view or inline[r]):
             return -1
-        if _reads_memory(instances[r].signature):
+        if _reads_memory(instances[r].signature) or _is_written_into(program, i, r):
             return -1
     if len(using) < len(everyone) and (
         is_view or not _same_loop(program, instance, instances[roots[u]])
     ):
         return -1
     return u
+
+
+def _is_written_into(program: FlatProgram, i: int, r: int) -> bool:
+    """Whether instance r writes a part into an array that instance i makes of others: in place,
+    if that is in memory. What is filled with a number is filled as it is written."""
+    maker, reader = program.instances[i], program.instances[r]
+    into = [reader.inputs[p] for p in reader.signature.writes[:1]]
+    made = maker.outputs[0] in into and maker.signature.fusion != "view"
+    return made and any(program.types[v].shape for v in maker.inputs)
 
 
 def _reads_memory(signature: OperationSignature) -> bool:

@@ -46,6 +46,7 @@ def data(graph: BlockGraph, seed: int = 0) -> list[np.ndarray]:
     for v in graph.inputs:
         t = graph.values[v]
         drawn = rng.integers(-9, 10, t.shape) if "int" in t.dtype else rng.normal(size=t.shape)
+        drawn = drawn + 1j * rng.normal(size=t.shape) if "complex" in t.dtype else drawn
         out.append(np.asarray(drawn, dtype=decode_dtype(t.dtype)))
     return out
 
@@ -60,8 +61,8 @@ def agree(one: BlockGraph, other: BlockGraph, scale: float = 1.0) -> None:
     inputs = [x * x.dtype.type(scale) if x.dtype.kind == "f" else x for x in data(one)]
     for a, b in zip(run(one, inputs), run(other, inputs), strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        if a.dtype.kind == "f":
-            close = 1e-11 if a.dtype == np.float64 else 1e-4
+        if a.dtype.kind in "fc":
+            close = 1e-11 if a.dtype in (np.float64, np.complex128) else 1e-4
             np.testing.assert_allclose(a, b, rtol=close, atol=close)
         else:
             np.testing.assert_array_equal(a, b)

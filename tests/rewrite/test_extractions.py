@@ -139,3 +139,14 @@ def test_programs_that_differ_in_views_alone_have_the_same_kernels() -> None:
     turned = graph_of(lambda a, b, c: (c.T @ (a @ b).T).T, *shapes)
     assert kernels_of(graph_of(left, *shapes)) == kernels_of(turned)
     assert kernels_of(graph_of(left, *shapes)) != kernels_of(graph_of(right, *shapes))
+
+
+def test_transforms_of_two_dims_are_other_kernels_in_reverse() -> None:
+    """Whatever stands between them, and whichever dims are written first."""
+    square = jax.ShapeDtypeStruct((8, 8), jnp.complex64)
+    fft = jnp.fft.fft
+    rows_first = kernels_of(graph_of(lambda x: fft(fft(x, axis=1), axis=0), square))
+    columns_first = kernels_of(graph_of(lambda x: fft(fft(x, axis=0), axis=1), square))
+    assert rows_first != columns_first
+    turned = kernels_of(graph_of(lambda x: fft(fft(x.T, axis=0), axis=1).T, square))
+    assert turned == rows_first

@@ -160,6 +160,19 @@ def test_a_result_takes_the_place_of_a_donated_argument() -> None:
     assert peak(lambda w, x: (w - x, w @ x), square, square, donated=1) == 4 * BLOCK
 
 
+def test_parts_are_written_one_after_another_where_the_argument_is() -> None:
+    def twice(x: jax.Array, u: jax.Array) -> jax.Array:
+        x = lax.dynamic_update_slice(x, u, (0, 0))
+        return lax.dynamic_update_slice(x, u, (1, 0))
+
+    row = 4 * N
+    assert peak(twice, (N, N), (1, N), donated=1) == BLOCK + row
+    assert peak(twice, (N, N), (1, N)) == 2 * BLOCK + row
+    # Read between the two, what the first has written is beside what the second writes.
+    between = peak(lambda x, u: (y := x.at[0].set(u[0]), twice(y, u)), (N, N), (1, N), donated=1)
+    assert between > 2 * BLOCK
+
+
 def test_a_result_that_is_there_already_is_copied() -> None:
     square = (N, N)
     assert peak(lambda x: x, square) == peak(lambda x: x.T, square) == 2 * BLOCK

@@ -45,6 +45,10 @@ def layernorm(x: jax.Array, scale: jax.Array) -> jax.Array:
     return (x - mean) * lax.rsqrt(spread + 1e-5) * scale
 
 
+def written(x: jax.Array, row: jax.Array, u: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice(x, u, (row, 0))
+
+
 def gradients(x: jax.Array, scale: jax.Array, g: jax.Array) -> Any:
     return jax.vjp(lambda a: layernorm(a, scale), x)[1](g)
 
@@ -478,9 +482,18 @@ def test_a_slice_reads_what_it_takes() -> None:
         (lambda x, j, u: x.at[j].set(u), (), 1),
         (lambda x, j, u: x.at[j].set(u), 0, 0),
         (lambda x, j, u: lax.scan(lambda c, k: (c.at[j + k].set(u), 0), x * 2, J[:4])[0], (), 1),
+        (lambda x, j, u: written(jnp.zeros(x.shape), j[0], u), (), 0.5),
+        (lambda x, j, u: written(jnp.sin(x), j[0], u), (), 1),
+        (lambda x, j, u: written(x, j[0], u), (), 1),
+        (lambda x, j, u: written(x, j[0], u), 0, 0),
+        (lambda x, j, u: written(written(x, j[0], u), j[1], 2 * u), 0, 0),
+        (lambda x, j, u: written(written(x, j[0], u), j[1], 2 * u), (), 1),
+        (lambda x, j, u: written(x.at[j].set(u), j[1], 2 * u), 0, 0),
+        (lambda x, j, u: (x[:2], written(x, j[0], u)), 0, 0),
+        (lambda x, j, u: lax.scan(lambda c, k: (written(c, k, u), 0), x * 2, J[:4])[0], (), 1),
     ],
 )
-def test_scattered_elements_are_written_where_an_array_lies(
+def test_parts_and_scattered_elements_are_written_where_an_array_lies(
     fn: Any, donated: Any, passes: float
 ) -> None:
     """Into what a kernel made, or a loop carries, or is donated, if nothing reads it later; else

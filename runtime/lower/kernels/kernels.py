@@ -265,35 +265,31 @@ def _dynamic_slice(call: Call) -> list[jax.Array]:
 
 
 def _dynamic_update_slice(call: Call) -> list[jax.Array]:
-    """What of the update lies beside this device's part is written into a margin and dropped."""
+    """Of a part of the operand only those elements are written among which the update may be, so
+    that compilers can write them where the operand is; what the update does not reach stays."""
     import jax.numpy as jnp
     from jax import lax
 
     operand, update, *starts = call.operands
     length, sent, *_ = (t.shape for t in call.signature.input_types)
-    margins = [(0, 0, 0)] * operand.ndim
+    window, inside = list(update.shape), jnp.bool_(True)
     for k, (n, m) in enumerate(zip(length, sent, strict=True)):
         starts[k] = jnp.clip(signed(starts[k]), 0, n - m).astype(jnp.int32)
-        if call.is_part(0, k) and m != n:
-            margins[k] = (m, m, 0)
-            first = starts[k] - jnp.asarray(call.output_offset(k), jnp.int32)
-            starts[k] = jnp.clip(first + m, 0, operand.shape[k] + m)
-    (out,) = call.bind(_with_margins(operand, margins), update, *starts)
-    own = [(a, a + n) for n, (a, *_) in zip(operand.shape, margins, strict=True)]
-    return [lax.slice(out, *zip(*own, strict=True))] if own else [out]
-
-
-def _with_margins(x: jax.Array, margins: Sequence[tuple[int, int, int]]) -> jax.Array:
-    """The array with zeros around it; of random keys, with words of zeros."""
-    import jax
-    from jax import lax
-
-    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
-        return lax.pad(x, np.zeros((), x.dtype), margins)
-    words = jax.random.key_data(x)
-    inside = [(0, 0, 0)] * (words.ndim - x.ndim)
-    wide = lax.pad(words, np.zeros((), words.dtype), [*margins, *inside])
-    return jax.random.wrap_key_data(wide, impl=jax.random.key_impl(x))
+        if not call.is_part(0, k) or m == n:
+            continue
+        first = starts[k] - jnp.asarray(call.output_offset(k), jnp.int32)
+        window[k] = w = min(m, operand.shape[k])
+        starts[k] = jnp.clip(first, 0, operand.shape[k] - w)
+        row = jnp.clip(starts[k] - first, -w, m)  # of the update, that the window begins with
+        around = [(w, w, 0) if d == k else (0, 0, 0) for d in range(operand.ndim)]
+        wide = lax.pad(update, np.zeros((), update.dtype), around)
+        update = lax.dynamic_slice_in_dim(wide, row + w, w, k)
+        rows = row + lax.broadcasted_iota(jnp.int32, update.shape, k)
+        inside = inside & (rows >= 0) & (rows < m)
+    if inside.ndim:
+        now = lax.dynamic_slice(operand, starts, window)
+        update = jnp.where(inside, update, now)
+    return call.bind(operand, update, *starts)
 
 
 def _select_and_scatter_add(call: Call) -> list[jax.Array]:

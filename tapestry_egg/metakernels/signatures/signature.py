@@ -365,10 +365,21 @@ class OperationSignature:
 
     @property
     def written_into(self) -> int | None:
-        """The operand that the result is but for elements at scattered places; None of others."""
+        """The operand that the result is but for a part or elements at scattered places; None of
+        others."""
+        if self.writes:
+            return self.writes[0]
         if self.scattered is None or self.scattered.operand == 0 or self.fusion != "kernel":
             return None
         return 0 if self.input_types[0].shape == self.output_types[0].shape else None
+
+    @property
+    def written_share(self) -> float:
+        """How much of the result is written where it is written into an operand in place: a part;
+        elements at scattered places are counted with the operand that has them."""
+        if not self.writes or not self.output_types[0].size:
+            return 0.0
+        return self.input_types[self.writes[1]].size / self.output_types[0].size
 
     @property
     def written_over(self) -> tuple[int, ...]:

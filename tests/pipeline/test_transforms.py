@@ -1,0 +1,87 @@
+"""Fourier transforms of several dims: one dim after another where devices share the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.runtime import compare
+
+S = jax.ShapeDtypeStruct
+N = 8
+
+
+def real(*shape: int) -> np.ndarray:
+    return np.random.default_rng(0).normal(size=shape)
+
+
+def complex_(*shape: int) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    return rng.normal(size=shape) + 1j * rng.normal(size=shape)
+
+
+def spectrum(*shape: int) -> np.ndarray:
+    """What a transform of real numbers gives."""
+    return np.fft.rfftn(real(*shape))
+
+
+def fastest(fn: Callable[..., Any], *given: np.ndarray, dim: int = 0) -> te.Plan:
+    """The fastest plan for eight devices that share a dim of the first argument."""
+    program = te.trace(fn, *[S(x.shape, jnp.result_type(jnp.float32, x.dtype)) for x in given])
+    pins = {"[0]": tuple("x" if d == dim else None for d in range(given[0].ndim))}
+    meshes = [te.MeshShape(("x",), (N,))]
+    settings = Settings(work=1.0, merge=False)
+    return te.optimize(program, "h100:8", mesh_shapes=meshes, pins=pins, settings=settings)[0]
+
+
+CASES: dict[str, tuple[Any, Any, np.ndarray, int]] = {
+    "fftn": (jnp.fft.fftn, np.fft.fftn, complex_(256, 256, 256), 0),
+    "fftn, last dim": (jnp.fft.fftn, np.fft.fftn, complex_(256, 256, 256), 2),
+    "ifftn, middle dim": (jnp.fft.ifftn, np.fft.ifftn, complex_(256, 256, 256), 1),
+    "fft2 of a batch": (jnp.fft.fft2, np.fft.fft2, complex_(3, 512, 512), 1),
+    "rfftn": (jnp.fft.rfftn, np.fft.rfftn, real(256, 256, 256), 0),
+    "irfftn": (jnp.fft.irfftn, np.fft.irfftn, spectrum(256, 256, 256), 0),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_devices_share_every_dim_but_the_one_that_is_transformed(name: str) -> None:
+    """Each device sends its own block once, but for what stays with it."""
+    fn, right, given, dim = CASES[name]
+    plan = fastest(fn, given, dim=dim)
+    assert {c.kind for c in plan.collectives} == {"all_to_all"}
+    item = np.dtype(plan.graph.values[plan.graph.outputs[0]].dtype).itemsize
+    longest = max(right(given).size * max(item, 8), given.size * 8)
+    assert plan.costs.wire_bytes <= 1.02 * longest / N * (N - 1) / N
+    found = te.compile(plan, jax.devices()[:N])(jnp.asarray(given))
+    wanted = right(given)
+    np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
+
+
+@pytest.mark.slow
+def test_a_convolution_and_its_gradient_transform_one_dim_after_another() -> None:
+    shape = 256, 256, 128
+
+    def loss(x: jax.Array, k: jax.Array) -> jax.Array:
+        made = jnp.fft.irfftn(jnp.fft.rfftn(x) * k, s=shape)
+        return jnp.sum(made**2)
+
+    x, k = real(*shape), spectrum(*shape) / 1e3
+    plan = fastest(jax.grad(loss), x, k)
+    transforms = [op for op in plan.graph.operations if op.kernel == "fft"]
+    assert len(transforms) > 4 and "all_gather" not in {c.kind for c in plan.collectives}
+    run = te.compile(plan, jax.devices()[:N])
+    found = run(jnp.asarray(x, jnp.float32), jnp.asarray(k, jnp.complex64))
+    assert compare(plan, run.compile()).equal
+    # The derivative of a filter is the filter with conjugate numbers, of what comes back.
+    made = np.fft.irfftn(np.fft.rfftn(x) * k, s=shape, axes=(0, 1, 2))
+    wanted = np.fft.irfftn(np.fft.rfftn(2 * made) * np.conj(k), s=shape, axes=(0, 1, 2))
+    np.testing.assert_allclose(found, wanted, atol=1e-4 * np.abs(wanted).max())
