@@ -25,6 +25,9 @@ from tapestry_egg.zspace import Projection, ZRange
 
 Boxes = list[ZRange]
 
+#: Roles of dims whose cuts leave results in blocks, which of dims of the role `join` they are not.
+_MAPPED = ("map", "scan")
+
 
 # Strategies
 
@@ -127,7 +130,7 @@ def cut_layout(
             near = near or bool(fits)
         if d in digits and not fits and not constant:
             return None
-        if is_output and mesh.parts(axes) > 1 and constant == (roles[d] == "map"):
+        if is_output and mesh.parts(axes) > 1 and constant == (roles[d] in _MAPPED):
             return None
         if fits and not constant:
             if dims[fits[0]]:
@@ -173,7 +176,7 @@ def chains_of_digits(
 ) -> list[tuple[int, ...]]:
     """Map dims of which each is somewhere the next digit after those before it, and all but the
     last are cut into single points."""
-    dims = [d for d, axes in enumerate(cuts) if axes and signature.index[d].role == "map"]
+    dims = [d for d, axes in enumerate(cuts) if axes and signature.index[d].role in _MAPPED]
     ports = [*zip(signature.inputs, signature.input_types, strict=True)]
     ports += [*zip(signature.outputs, signature.output_types, strict=True)]
 
@@ -238,7 +241,7 @@ def every_strategy(signature: OperationSignature, mesh: MeshShape) -> set[Strate
     for cuts in all_cuts(len(extents), len(mesh.sizes)):
         used = {a for axes in cuts for a in axes}
         roles = {signature.index[d].role for d, axes in enumerate(cuts) if axes}
-        if not roles <= {"map", "reduce"}:
+        if "whole" in roles:
             continue
         if any(n % mesh.parts(axes) for n, axes in zip(extents, cuts, strict=True)):
             continue

@@ -190,6 +190,12 @@ def frozen(kind: str) -> Iterator[None]:
         yield
 
 
+def with_sorts(patch: pytest.MonkeyPatch) -> None:
+    """Sorts, whose dim is never cut, in the place of scans."""
+    patch.setattr(jax.lax, "cumsum", lambda x, d: jax.lax.sort(x, d))
+    patch.setattr(jax.lax, "cummax", lambda x, d: jax.lax.sort(x, d, is_stable=False))
+
+
 #: Of each kind the draw and the seed of a program whose front it changes.
 CHANGED: tuple[tuple[str, Callable[[int], Drawn], int], ...] = (
     ("layouts", drawn, 9),
@@ -204,15 +210,17 @@ CHANGED: tuple[tuple[str, Callable[[int], Drawn], int], ...] = (
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "draw", "seed"), CHANGED)
 def test_without_a_kind_of_choice_the_fronts_differ(
-    kind: str, draw: Callable[[int], Drawn], seed: int
+    kind: str, draw: Callable[[int], Drawn], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if kind == "copies made early":
+        with_sorts(monkeypatch)
     assert agree([seed], draw=draw) == 1
     with frozen(kind), pytest.raises(AssertionError, match=f"seed {seed}"):
         agree([seed], draw=draw)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rule", "seed"), [("slice", 9), ("all-gather", 9)])
+@pytest.mark.parametrize(("rule", "seed"), [("slice", 9), ("all-gather", 5)])
 def test_without_a_change_of_layout_the_fronts_differ(rule: str, seed: int) -> None:
     with pytest.raises(AssertionError, match="seed"):
         agree([seed], rule)

@@ -66,7 +66,7 @@ def random_output(
     rng: Random, extents: tuple[int, ...], roles: list[str]
 ) -> tuple[Projection, TensorType]:
     """Mostly every map dim on its own or as a digit, each point a few cells; sometimes anything."""
-    maps = [d for d, r in enumerate(roles) if r != "reduce" or rng.random() < 0.03]
+    maps = [d for d, r in enumerate(roles) if r not in ("reduce", "join") or rng.random() < 0.03]
     left, matrix, boxes, offsets, shape = rng.sample(maps, len(maps)), [], [], [], []
     while left:
         row, stride = [0] * len(extents), rng.choice([1, 1, 1, 2])
@@ -87,9 +87,11 @@ def random_signature(rng: Random) -> OperationSignature:
     extents = tuple(
         rng.choice([1, 2, 3, 4, 4, 5, 6, 7, 8]) for _ in range(rng.choice([1, 2, 2, 3]))
     )
-    roles = [rng.choice(["map"] * 6 + ["reduce"] * 3 + ["whole"]) for _ in extents]
+    weights = {"map": 6, "reduce": 3, "whole": 1, "scan": 1, "join": 1}
+    roles = rng.choices([*weights], [*weights.values()], k=len(extents))
+    monoids = {"reduce": ["sum", "sum", "max"], "scan": ["sum"], "join": ["argmax"]}
     index = tuple(
-        IndexDim(f"i{d}", n, r, rng.choice(["sum", "sum", "max"]) if r == "reduce" else None)
+        IndexDim(f"i{d}", n, r, rng.choice(monoids[r]) if r in monoids else None)
         for d, (n, r) in enumerate(zip(extents, roles, strict=True))
     )
     ins = [random_operand(rng, extents) for _ in range(rng.choice([1, 2, 3]))]
