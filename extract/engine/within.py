@@ -34,6 +34,9 @@ _STEP, _STEPS, _GROWTH, _LEAST_STEP = 0.25, (0.02, 0.7), 1.1, 0.002
 # How much of a direction is new; prices below a share of the largest are none.
 _NEW, _NONE = 0.3, 1e-6
 
+# The share of the time that goes into prices, and of a network that is then searched in cores.
+_PRICING = (0.4, 0.2)
+
 # So many steps of prices repair a labelling, each larger than the last by a factor.
 _REPAIRS, _STEEPER = 40, 1.15
 
@@ -79,6 +82,9 @@ _STALLED, _GAINED = 40, 0.02
 # The share to which costs are closed that are no integers.
 _CLOSED_TO = 1e-9
 
+# A limit of nothing is one of so many bytes.
+_TINY = 1e-3
+
 # What sums may have added to a bound, as a share of what is added.
 _ROUNDING = 2.0**-44
 
@@ -109,7 +115,6 @@ class Within:
     nearest: Ints | None = None  # the rows of the least peak, where none was within the limit
     close: float = 0.0  # the gap that is good enough, as a share
     patience: float = np.inf  # ends after so much of the time without a gain
-    pricing: float = 0.4  # the share of the time that goes into prices
     proven: bool = False
     hear: Callable[[], None] | None = None  # takes up what others have found
     inner: bool = False  # whether this is the search of a core
@@ -124,7 +129,7 @@ class Within:
         self._rng = np.random.default_rng(self.seed)
         self._random = np.array([1 + self._rng.integers(2**31 - 2)], dtype=np.int64)
         self._none = np.zeros(0)
-        self._unit = max(self.limit if np.isfinite(self.limit) else 1.0, 1.0)
+        self._unit = max(self.limit, _TINY) if np.isfinite(self.limit) else 1.0
         self._limited = net.moments > 0 and np.isfinite(self.limit)
         most = _largest(net)
         self._most = most
@@ -159,7 +164,9 @@ class Within:
         """Whether time is over, or nothing better is to be found."""
         if self.hear is not None:
             self.hear()
-        if self.bound > self.seconds - max(self.step, 1e-12 * abs(self.seconds)):
+        if self.step and self.bound > self.seconds - self.step:
+            self.proven = True
+        if not self.step and self.bound >= self.seconds * (1.0 - 1e-12):
             self.proven = True
         near = self.seconds - self.bound <= self.close * abs(self.seconds)
         return self.proven or bool(near) or self.spent() >= 1.0
@@ -168,6 +175,11 @@ class Within:
     def _closes(self) -> bool:
         """Whether branch and bound is tried."""
         return not self.inner and len(self.net.row) - 1 <= _CLOSED
+
+    @property
+    def _large(self) -> bool:
+        """Whether it is searched in cores."""
+        return not self.inner and len(self._own.tables) > _ENTRIES
 
     def offer(self, rows: Ints) -> bool:
         """Keep a labelling if it is the best within the limit; whether it is."""
@@ -261,7 +273,7 @@ class Within:
         """Subgradient ascent on the prices, on the excess of a labelling that follows them."""
         length, before = _STEP, None
         begun = self.spent()
-        most = max(self.pricing - begun, 0.1)
+        most = max(_PRICING[self._large] - begun, 0.1)
         seconds, profile = self._consider(rows)
         over = profile / self._unit - self.limit / self._unit
         mean = over
@@ -396,34 +408,33 @@ class Within:
         prices = np.zeros(net.moments + 1)
         if self._limited:
             prices[:-1] = self.best_price * self.limit
-        found = branch.branch(
+        gap = min(0.5 * self.step / upper, 0.5) if self.step and upper else _CLOSED_TO
+        bound, best, rows, _ = branch.branch(
             net,
             state_of(net),
-            np.array([max(self.limit, 1.0), np.inf]),
+            np.array([max(self.limit, _TINY), np.inf]),
             prices,
             np.zeros(len(net.maker)),
             -1.0,
             upper,
-            min(0.5 * self.step / upper, 0.5) if self.step and upper else _CLOSED_TO,
+            gap,
             np.inf,
             self._forbidden,
             lambda: self.done() or self.spent() - begun > share,
         )
-        bound, best, rows, _ = found
         if rows is not None:
             self._consider(rows)
-        if bound == np.inf or (self.rows is None and bound >= upper):
+        if bound >= best * (1.0 - gap) * (1.0 - 1e-12):
             self.proven = True
-        else:
-            self.raise_bound(min(bound, best) - _ROUNDING * abs(best))
+        if self.rows is not None or not self.proven:
+            self.raise_bound(bound - _ROUNDING * abs(bound))
 
     # Around the best
 
     def improve(self, rows: Ints) -> None:
         """Around the best, in ever other cores of a large network, until time is over."""
         entries, price, steps = _ENTRIES, self.best_price, 0
-        size = 0 if self.inner else len(self._own.tables)
-        while size > _ENTRIES and entries <= size and not self.done():
+        while self._large and entries <= len(self._own.tables) and not self.done():
             self._set(price)
             self._swept(price, _SETTLING if steps else _AT_FIRST, _RISE)
             excess = _excess(self.net, sweeps.beliefs(self.net, self._own))
