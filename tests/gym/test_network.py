@@ -44,6 +44,17 @@ def ring(count: int, sizes: int, seed: int, limit: int) -> dict[str, Any]:
     )
 
 
+#: What is always there makes the first of two moments the one that binds, for two nodes together.
+ONE_BINDS = networks.document(
+    [[0, 2], [0, 1], [0, 2], [1, 2]],
+    [[0, 3], [0], [0, 3], [0, 1]],
+    [[1, 0], [1], [1, 0], [1, 0]],
+    [],
+    2,
+)
+
+
+@example(ONE_BINDS)
 @example(networks.LATER[1])
 @given(networks.problems())
 @settings(max_examples=60, deadline=None)
