@@ -34,8 +34,8 @@ _STEP, _STEPS, _GROWTH, _LEAST_STEP = 0.25, (0.02, 0.7), 1.1, 0.002
 # How much of a direction is new; prices below a share of the largest are none.
 _NEW, _NONE = 0.3, 1e-6
 
-# The share of the time that goes into prices, and of a network that is then searched in cores.
-_PRICING = (0.4, 0.2)
+# The share of the time that goes into prices.
+_PRICING = 0.4
 
 # So many steps of prices repair a labelling, each larger than the last by a factor.
 _REPAIRS, _STEEPER = 40, 1.15
@@ -88,16 +88,13 @@ _TINY = 1e-3
 # What sums may have added to a bound, as a share of what is added.
 _ROUNDING = 2.0**-44
 
-#: Says whether time is over.
-Over = Callable[[float], bool]
-
 
 @dataclass
 class Within:
     """A search of one network within one limit on the peak.
 
-    `over` is asked how much of the time is spent: whether it is more than a share. `report` hears
-    of every better labelling and bound. Costs of labellings differ by `step` at least.
+    `report` hears of every better labelling and bound. Costs of labellings differ by `step` at
+    least; 0 says that nothing is known of that.
     """
 
     net: Network
@@ -273,7 +270,7 @@ class Within:
         """Subgradient ascent on the prices, on the excess of a labelling that follows them."""
         length, before = _STEP, None
         begun = self.spent()
-        most = max(_PRICING[self._large] - begun, 0.1)
+        most = max(_PRICING - begun, 0.1)
         seconds, profile = self._consider(rows)
         over = profile / self._unit - self.limit / self._unit
         mean = over
