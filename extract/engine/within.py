@@ -175,8 +175,8 @@ class Within:
 
     @property
     def _large(self) -> bool:
-        """Whether it is searched in cores."""
-        return not self.inner and len(self._own.tables) > _ENTRIES
+        """Whether it is searched in cores, as large cores are in turn."""
+        return len(self._own.tables) > _ENTRIES
 
     def offer(self, rows: Ints) -> bool:
         """Keep a labelling if it is the best within the limit; whether it is."""
@@ -456,7 +456,7 @@ class Within:
 
     def _inner(self, net: Network, state: State, row_of: Ints, price: Floats) -> Within:
         begun = self.spent()
-        share = max(min(1.0 - begun, _SHARE), 1e-9)
+        share = max(min(1.0 - begun, _SHARE), 1e-3)
 
         def heard(search: Within) -> None:
             if search.rows is not None and search.seconds < self.seconds:

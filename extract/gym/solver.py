@@ -29,6 +29,9 @@ _CLOSING, _CLOSING_LEAST = 0.01, 0.05
 # An answer is checked while the search goes on so many times later than its check takes.
 _CHECKING = 20.0
 
+# The other thread ends after a pass at most, but for what is compiled for the first time: seconds.
+_ENDING = 5.0
+
 
 def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
     """Answer a problem by the deadline (`time.perf_counter`), as a method of the table."""
@@ -129,6 +132,8 @@ class Solving:
         finally:
             with held():
                 self.ended = True
+                if other.ident is not None:  # no thread is left when the process ends
+                    other.join(_ENDING)
                 self._news()
 
     def _news(self) -> None:
