@@ -5,4 +5,7 @@ labellings and bounds on all others. In the order in which a problem meets them:
 arrays), `sweeps` (bounds at prices), `elimination` and `moves` (labellings), `core` (the rows that
 matter), `mixtures` (prices), `branch` (proofs of what is small), `search` (one network), `race`
 (all of them).
+
+Public choice problems of one limit are searched by `within`, for as long as there is time, which
+moves whole `trees` of variables at once.
 """

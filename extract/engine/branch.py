@@ -8,6 +8,7 @@ problem is bounded from below by what is known.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -166,10 +167,12 @@ def branch(
     merging: float,
     upper: float,
     gap: float,
-    nodes: int,
+    nodes: float,
     forbidden: float,
+    over: Callable[[], bool] = lambda: False,
 ) -> tuple[float, float, Ints | None, int]:
-    """Close the problem within `limits` (peak bytes, joules) to the share `gap`, in so many nodes.
+    """Close the problem within `limits` (peak bytes, joules) to the share `gap`, in so many nodes,
+    or until it is `over`.
 
     Returns a bound on seconds within the limits, what is known (`upper`, or better), the rows of
     what is better, and the nodes visited. `prices`, `chains` and `merging` are as in `ascend`, and
@@ -179,7 +182,7 @@ def branch(
     taken = np.zeros(int(net.row[-1]), dtype=np.int64)
     left = [_Open(np.ones(len(taken), dtype=np.bool_), prices, chains, 0.0)]
     visited = 0
-    while left and visited < nodes:
+    while left and visited < nodes and not over():
         part = left.pop()
         enough = upper * (1.0 - gap)
         if part.low >= enough:

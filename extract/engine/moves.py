@@ -57,7 +57,7 @@ def descend(net: Network, rows: Ints, limit: float, rounds: int) -> Ints:
                     break
                 for t in range(len(change)):
                     change[t] = 0.0
-                _change(net, rows, v, row, change)
+                change_of(net, rows, v, row, change)
                 so_far, high = 0.0, -np.inf
                 for t in range(moments):
                     so_far += change[t]
@@ -72,7 +72,7 @@ def descend(net: Network, rows: Ints, limit: float, rounds: int) -> Ints:
             if best != rows[v]:
                 for t in range(len(change)):
                     change[t] = 0.0
-                _change(net, rows, v, best, change)
+                change_of(net, rows, v, best, change)
                 so_far = 0.0
                 for t in range(moments):
                     so_far += change[t]
@@ -105,12 +105,17 @@ def _seconds(net: Network, rows: Ints, v: int) -> Floats:
 
 
 @compiled
-def _change(net: Network, rows: Ints, v: int, row: int, change: Floats) -> None:
-    """Add to `change` [times + 1] where memory rises and falls if variable v takes another row."""
+def change_of(net: Network, rows: Ints, v: int, row: int, change: Floats) -> tuple[int, int]:
+    """Add to `change` [times + 1] where memory rises and falls if variable v takes another row.
+
+    Returns from and up to which time that is.
+    """
+    low, high = net.times, 0
     for u in range(net.use[v], net.use[v + 1]):
         more = net.amounts[net.amount[u] + row] - net.amounts[net.amount[u] + rows[v]]
         change[net.begin[u]] += more
         change[net.end[u]] -= more
+        low, high = min(low, net.begin[u]), max(high, net.end[u])
     variables = len(net.row) - 1
     for i in range(net.link[v], net.link[v + 1]):
         p, end = net.links[i] >> 1, net.links[i] & 1
@@ -129,3 +134,5 @@ def _change(net: Network, rows: Ints, v: int, row: int, change: Floats) -> None:
             more = net.amounts[net.amount[u] + at] - net.amounts[net.amount[u] + before]
             change[net.begin[u]] += more
             change[net.end[u]] -= more
+            low, high = min(low, net.begin[u]), max(high, net.end[u])
+    return low, high

@@ -36,24 +36,50 @@ def price(
             for k in range(begin, begin + net.shape[p, end]):
                 state.messages[k] -= low
     for k in range(variables + pairs):
-        if k < variables:
-            into, own = state.cost, net.row[k]
-            size = net.row[k + 1] - own
-            seconds, joules, at = net.seconds, net.joules, own
-        else:
-            p = k - variables
-            into, own = state.tables, state.table[p]
-            size = net.shape[p, 0] * net.shape[p, 1]
-            seconds, joules, at = net.pair_seconds, net.pair_joules, net.entry[p]
-        for r in range(size):
-            s = seconds[at + r]
-            into[own + r] = forbidden if s == np.inf else second * s + joule * joules[at + r]
-        for u in range(net.use[k], net.use[k + 1]):
-            paid = until[net.end[u]] - until[net.begin[u]]
-            if paid != 0.0:
-                amount = net.amount[u]
-                for r in range(size):
-                    into[own + r] += paid * net.amounts[amount + r]
+        _price_part(net, state, k, second, joule, until, forbidden)
+
+
+@compiled
+def reprice(
+    net: Network, state: State, second: float, joule: float, until: Floats, forbidden: float
+) -> None:
+    """As `price`, where nothing but `until` is other than when that was called last."""
+    variables, pairs = len(net.row) - 1, len(net.ends)
+    for k in range(variables + pairs):
+        if k < variables or net.use[k + 1] > net.use[k]:
+            _price_part(net, state, k, second, joule, until, forbidden)
+
+
+@compiled
+def _price_part(
+    net: Network,
+    state: State,
+    k: int,
+    second: float,
+    joule: float,
+    until: Floats,
+    forbidden: float,
+) -> None:
+    """Price a variable or, after all of these, a pair."""
+    variables = len(net.row) - 1
+    if k < variables:
+        into, own = state.cost, net.row[k]
+        size = net.row[k + 1] - own
+        seconds, joules, at = net.seconds, net.joules, own
+    else:
+        p = k - variables
+        into, own = state.tables, state.table[p]
+        size = net.shape[p, 0] * net.shape[p, 1]
+        seconds, joules, at = net.pair_seconds, net.pair_joules, net.entry[p]
+    for r in range(size):
+        s = seconds[at + r]
+        into[own + r] = forbidden if s == np.inf else second * s + joule * joules[at + r]
+    for u in range(net.use[k], net.use[k + 1]):
+        paid = until[net.end[u]] - until[net.begin[u]]
+        if paid != 0.0:
+            amount = net.amount[u]
+            for r in range(size):
+                into[own + r] += paid * net.amounts[amount + r]
 
 
 @compiled

@@ -189,7 +189,7 @@ def _front(path: str, problem: ChoiceProblem, form: str, seconds: float, asked: 
     tell = _teller(problem.name) if asked.progress else None
     chosen: Callable[[Choice], Any] | None = None
     if problem.usage and problem.all_active:
-        from tapestry_egg.extract.gym.cfn.tradeoff import memory_front
+        from .memory_front import memory_front
 
         front = memory_front(problem, seconds, asked.seed, told=tell)
         chosen = partial(formats.answer, problem, form=form)

@@ -51,7 +51,7 @@ _DAG = "dag.methods"
 #: In the order in which the automatic choice asks.
 METHODS = (
     Method("and-or", "DAG cost", _DAG, "automatic", _beyond_and_or),
-    Method("network", "costs of pairs under limits, where small", "cfn.solver", "run", _no_network),
+    Method("network", "costs of pairs under limits, where small", "solver", "run", _no_network),
     Method("elimination", "DAG cost at a small treewidth", _DAG, "elimination", _needs_order),
     Method("milp", "DAG cost", _DAG, "milp", _beyond_and_or),
     Method("cp-sat", "DAG cost (needs ortools)", _DAG, "cp_sat", _beyond_and_or),

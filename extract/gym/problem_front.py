@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tapestry_egg import pareto
-from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine.archive import Archive, so_far
 from tapestry_egg.extract.engine.race import Effort, Race, searches_of
@@ -104,10 +101,6 @@ class ProblemFront:
                 for p in self.points
             ],
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write the front to a JSON file, whole or not at all."""
-        write_atomic(path, json.dumps(self.document(), indent=1) + "\n")
 
 
 def problem_front(

@@ -10,9 +10,18 @@ from hypothesis import assume, given, settings
 
 from tapestry_egg.extract.engine import branch, core, elimination, moves, sweeps
 from tapestry_egg.extract.engine.network import Network, State, network_of, state_of
+from tapestry_egg.extract.engine.trees import descend_trees
+from tapestry_egg.extract.engine.within import Within
 from tapestry_egg.extract.problem import chains
 from tapestry_egg.extract.problem.problem import Problem
-from tests.extract.random_problems import Shape, cost, labellings, random_problem, seeds
+from tests.extract.random_problems import (
+    Shape,
+    cost,
+    labellings,
+    optimum,
+    random_problem,
+    seeds,
+)
 
 FORBIDDEN = 1e4
 
@@ -229,3 +238,71 @@ def test_the_longest_chain_is_that_of_all_ways_through(seed: int) -> None:
                 every.append(float(lengths[list(some)].sum()))
     assert most == max(every)
     assert lengths @ path == most
+
+
+@given(seeds)
+@settings(max_examples=40)
+def test_prices_set_anew_are_those_set_at_once(seed: int) -> None:
+    """Where nothing but what a byte costs is other than before."""
+    problem = random_problem(seed)
+    net, state, _, joule = priced(problem, seed)
+    other = np.concatenate(([0.0], np.cumsum(np.random.default_rng(seed + 1).random(net.times))))
+    sweeps.reprice(net, state, 1.0, joule, other, FORBIDDEN)
+    expected = state_of(net)
+    sweeps.price(net, expected, 1.0, joule, other, FORBIDDEN)
+    assert state.cost == pytest.approx(expected.cost)
+    assert state.tables == pytest.approx(expected.tables)
+
+
+@given(seeds)
+@settings(max_examples=60)
+def test_a_tree_is_solved_beside_all_else(seed: int) -> None:
+    """Of a network that is a tree, one pass finds the best; of any other it makes none worse."""
+    rng = np.random.default_rng(seed)
+    for tree in (True, False):
+        problem = random_problem(seed, Shape(forbidden=0.0), tree=tree)
+        net, state, byte, joule = priced(problem, seed)
+        start = np.array([rng.integers(0, len(v)) for v in problem.variables], dtype=np.int64)
+        rows, random = start.copy(), np.array([1 + seed])
+        largest = len(rows) if tree else 1 + int(rng.integers(len(rows)))
+        descend_trees(net, state, rows, np.zeros(0), 0.0, largest, random)
+        reached = priced_cost(problem, tuple(rows.tolist()), byte, joule)
+        before = priced_cost(problem, tuple(start.tolist()), byte, joule)
+        assert reached <= before + 1e-9
+        if tree:
+            least = min(priced_cost(problem, x, byte, joule) for x, *_ in labellings(problem))
+            assert reached == pytest.approx(least, rel=1e-9, abs=1e-9)
+
+
+@given(seeds)
+@settings(max_examples=60)
+def test_trees_stay_within_a_limit_and_take_no_more_seconds(seed: int) -> None:
+    problem = random_problem(seed)
+    found = labellings(problem)
+    assume(found)
+    rng = np.random.default_rng(seed)
+    start, before, _, used = found[int(rng.integers(len(found)))]
+    limit = max(used) + float(rng.integers(0, 3))
+    net, state, *_ = priced(problem, seed)
+    rows, profile = np.array(start, dtype=np.int64), np.array(used)
+    descend_trees(net, state, rows, profile, limit, 3, np.array([1 + seed]))
+    seconds, _, held = cost(problem, tuple(rows.tolist()))
+    assert seconds <= before + 1e-9 and max(held) <= limit
+    assert profile == pytest.approx(held)
+
+
+@pytest.mark.slow
+@given(seeds)
+@settings(max_examples=40, deadline=None)
+def test_a_search_within_a_limit_ends_with_the_best_and_its_proof(seed: int) -> None:
+    problem = random_problem(seed)
+    found = labellings(problem)
+    assume(found)
+    peaks = sorted(max(p) for *_, p in found)
+    for at in (peaks[len(peaks) // 3], 0.5 * peaks[0]):
+        asked = iter(range(10**9))
+        search = Within(network_of(problem), at, lambda asked=asked: next(asked) / 1e4)  # type: ignore[misc]
+        search.run()
+        best = optimum(found, at, np.inf)
+        assert search.proven and search.seconds == pytest.approx(best, rel=1e-6, abs=1e-9)
+        assert search.bound <= best + 1e-9 and search.least_peak <= peaks[0] + 1e-9

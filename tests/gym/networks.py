@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.gym.cfn.network.network import Network
-
 INFINITE = 10**18
 
 
@@ -76,27 +74,6 @@ def answers(problem: dict[str, Any], limit: int | None = None) -> Iterator[tuple
 def least(problem: dict[str, Any], limit: int | None = None) -> int | None:
     """The least cost within the limit; None where nothing is."""
     return min((cost(problem, x) for x in answers(problem, limit)), default=None)
-
-
-def best_rows(net: Network) -> tuple[float, np.ndarray | None]:
-    """The least cost of a network within its limits, summed cell by cell."""
-    best, rows = float("inf"), None
-    a, b = net.sizes[net.first], net.sizes[net.second]
-    start = np.concatenate(([0], np.cumsum(a * b)))
-    uses = net.uses
-    for x in product(*(range(int(k)) for k in net.sizes)):
-        total = net.constant + sum(float(net.cost[net.rows[i] + r]) for i, r in enumerate(x))
-        for e in range(len(net.first)):
-            i, j = int(net.first[e]), int(net.second[e])
-            total += float(net.cells[start[e] + x[i] * b[e] + x[j]])
-        used = [0] * len(uses.room)
-        for u in range(len(uses)):
-            amount = int(uses.amount[uses.start[u] + x[uses.variable[u]]])
-            for t in range(int(uses.lower[u]), int(uses.upper[u])):
-                used[t] += amount
-        if total < best and all(y <= int(r) for y, r in zip(used, uses.room, strict=True)):
-            best, rows = total, np.array(x, dtype=np.int64)
-    return best, rows
 
 
 def connected(seed: int) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import json
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg import pareto
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.gym.choice_front import ChoiceFront, choice_front, with_node_count
+from tapestry_egg.extract.gym.choice_front import choice_front, with_node_count
 from tapestry_egg.extract.gym.choices.check import evaluate
 from tapestry_egg.extract.gym.choices.choices import ChoiceProblem, Pairs
 from tests.gym import and_or
@@ -111,45 +110,19 @@ def test_a_front_without_answers_says_why() -> None:
     front = choice_front(and_or.problem_of([[(1, [1])], [(math.inf, [])]], [0]))
     assert front.exact and not front.points and "root 0 cannot be had" in front.reason
     with pytest.raises(ExtractError, match="root 0 cannot be had"):
-        front.best()
+        front.knee()
 
 
-def test_best_knee_and_hypervolume() -> None:
+def test_knee_and_hypervolume() -> None:
     front = choice_front(example())
     assert [p.values for p in front] == [(3, 3), (5, 2), (9, 1)]
-    assert front.best().values == (3, 3)
-    assert front.best("nodes").values == (9, 1)
-    assert front.best("cost", {"nodes": 2}).values == (5, 2)
     assert front.knee().values == (5, 2)
     # Below (10, 4): 7*1 + 5*1 + 1*1.
     assert front.hypervolume((10.0, 4.0)) == 13.0
 
 
-def test_limits_that_no_point_meets_say_what_is_reachable() -> None:
-    front = choice_front(example())
-    with pytest.raises(ExtractError, match="nodes: asked 0, least found 1"):
-        front.best("cost", {"nodes": 0})
-    with pytest.raises(ExtractError, match="unknown objective 'bytes'"):
-        front.best("bytes")
-
-
-def test_merged_fronts_keep_what_neither_dominates() -> None:
-    front = choice_front(example())
-    first, rest = front.points[:1], front.points[1:]
-    one = ChoiceFront(front.problem, front.objectives, first, 0.5, "a")
-    two = ChoiceFront(front.problem, front.objectives, rest, math.inf, "b")
-    both = one.merge(two)
-    assert both.points == front.points and both.epsilon == 0.5
-    other = choice_front(and_or.problem_of([[(1, [])]], [0]))
-    with pytest.raises(ExtractError, match="different problems"):
-        front.merge(other)
-
-
-def test_a_saved_front_says_values_bounds_and_choices(tmp_path: Path) -> None:
-    front = choice_front(example())
-    path = tmp_path / "new" / "front.json"
-    front.save(path)
-    document = json.loads(path.read_text())
+def test_a_front_as_data_says_values_bounds_and_choices() -> None:
+    document = json.loads(json.dumps(choice_front(example()).document()))
     assert document["exact"] and document["epsilon"] == 0.0
     assert document["points"][1] == {
         "values": [5, 2],

@@ -58,7 +58,7 @@ def test_the_example_of_two_units() -> None:
     problem = problem_file.read(SMALL)
     # Rows (0, 1) are forbidden; the others cost, with 10 bytes at first and 8 for each row 1:
     assert every_cost(problem) == {(4.0, 10.0, 2.0), (4.0, 18.0, 2.0), (2.0, 18.0, 2.0)}
-    front = problem_front(problem, "two", 10.0)
+    front = problem_front(problem, "two", 60.0)
     assert [p.values for p in front] == [(2.0, 18.0, 2.0), (4.0, 10.0, 2.0)]
     assert [p.rows.tolist() for p in front] == [[1, 1], [0, 0]]
     assert front.exact and front.knee() in front.points

@@ -120,19 +120,6 @@ class ChoiceProblem:
             return self.provides
         return self.provides[self.provide_start[node] : self.provide_start[node + 1]]
 
-    def table(self, pair: int, objective: int = 0) -> Column:
-        """The costs of a pair: [nodes of first, nodes of second]."""
-        return self._shaped(self.pairs.costs[objective], pair)
-
-    def legal(self, pair: int) -> Flags:
-        """Which combinations a pair allows: [nodes of first, nodes of second]."""
-        return self._shaped(self.pairs.legal, pair)
-
-    def _shaped(self, flat: Column, pair: int) -> Column:
-        sizes = np.diff(self.node_start)
-        shape = (int(sizes[self.pairs.first[pair]]), int(sizes[self.pairs.second[pair]]))
-        return flat[self.pairs.start[pair] : self.pairs.start[pair + 1]].reshape(shape)
-
     def times(self) -> int:
         """The number of points in time at which the resource is counted."""
         return int(self.usage.upper.max(initial=0))

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tapestry_egg import pareto
-from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
 
 from .choices import Choice, ChoiceProblem, Number
@@ -63,37 +60,6 @@ class ChoiceFront:
         """Whether every non-dominated value is here."""
         return self.epsilon == 0.0
 
-    def best(self, objective: str = "", limits: Mapping[str, Number] | None = None) -> ChoicePoint:
-        """The point with the least of an objective (the first by default) within limits.
-
-        Raises ExtractError for an unknown objective, and for limits that no point meets: it then
-        says the least that is reachable.
-        """
-        at = self._index(objective or self.objectives[0])
-        bounds = {self._index(k): v for k, v in (limits or {}).items()}
-        fitting = [p for p in self.points if all(p.values[i] <= v for i, v in bounds.items())]
-        if not fitting:
-            words = [
-                f"{self.objectives[i]}: asked {_show(v)}, least found "
-                f"{_show(min((p.values[i] for p in self.points), default=math.inf))}"
-                for i, v in bounds.items()
-            ]
-            raise ExtractError(
-                "no answer meets the limits" if self.points else self.reason or "no answer",
-                where=f"front of {self.problem.name}",
-                hint="; ".join(words),
-            )
-        return min(fitting, key=lambda p: (p.values[at], p.values))
-
-    def _index(self, objective: str) -> int:
-        if objective not in self.objectives:
-            raise ExtractError(
-                f"unknown objective {objective!r}",
-                where=f"front of {self.problem.name}",
-                hint=f"Objectives are {', '.join(self.objectives)}.",
-            )
-        return self.objectives.index(objective)
-
     def knee(self) -> ChoicePoint:
         """The point nearest to having the least of each objective. Raises ExtractError if empty."""
         if not self.points:
@@ -109,23 +75,6 @@ class ChoiceFront:
             most = [max(column) for column in zip(*values, strict=True)]
             reference = tuple(v + 0.1 * abs(v) for v in most)
         return pareto.hypervolume(values, reference)
-
-    def merge(self, other: ChoiceFront) -> ChoiceFront:
-        """The non-dominated points of two fronts of one problem; the better certificate holds.
-
-        Raises ExtractError for fronts of different problems or objectives.
-        """
-        same = self.problem.nodes == other.problem.nodes and self.objectives == other.objectives
-        if not same:
-            raise ExtractError("fronts of different problems", where=self.problem.name)
-        points = [*self.points, *other.points]
-        kept = [points[i] for i in pareto.non_dominated([p.values for p in points])]  # type: ignore[misc]
-        return replace(
-            self,
-            points=tuple(kept),
-            epsilon=min(self.epsilon, other.epsilon),
-            method=self.method if self.method == other.method else f"{self.method}, {other.method}",
-        )
 
     def document(
         self, chosen: Callable[[Choice], Any] | None = None, choices: bool = True
@@ -149,14 +98,6 @@ class ChoiceFront:
                 for p in self.points
             ],
         }
-
-    def save(self, path: str | Path) -> None:
-        """Write the front to a JSON file."""
-        write_atomic(path, json.dumps(self.document(), indent=1) + "\n")
-
-
-def _show(value: Number) -> str:
-    return str(value) if isinstance(value, int) else f"{float(value):.10g}"
 
 
 def _plain(value: Number) -> int | float | None:

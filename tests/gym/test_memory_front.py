@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import io
 import json
-import time
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
-from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.gym.cfn import aside
-from tapestry_egg.extract.gym.cfn.network.known import Known
-from tapestry_egg.extract.gym.cfn.network.reductions import Begun, begin, reduce
-from tapestry_egg.extract.gym.cfn.sweep import SweepSearch, within
-from tapestry_egg.extract.gym.cfn.tradeoff import memory_front, peak
 from tapestry_egg.extract.gym.choices.choices import Choice, Usage
 from tapestry_egg.extract.gym.formats import iopddl
+from tapestry_egg.extract.gym.memory_front import _Front, memory_front, peak
 from tapestry_egg.parallel.executors import INTERRUPTED
 from tests.gym import networks
 
@@ -62,7 +54,7 @@ def joined_and_forbidden() -> dict[str, Any]:
 @given(networks.problems())
 @settings(max_examples=40, deadline=None)
 def test_small_fronts_are_whole(document: dict[str, Any]) -> None:
-    front = memory_front(iopddl.read(document, ""), 20.0, processes=1)
+    front = memory_front(iopddl.read(document, ""), 20.0)
     values = every(document)
     assert [p.values for p in front] == true_front(values)
     if values:
@@ -90,7 +82,7 @@ def test_what_a_cut_front_says_of_others_holds() -> None:
     document = ladder(7, 5)
     values = every(document)
     for seconds in (0.0, 0.15, 0.4, 20.0):
-        front = memory_front(iopddl.read(document, ""), seconds, processes=1)
+        front = memory_front(iopddl.read(document, ""), seconds)
         points = [p.values for p in front]
         # A machine that stands still meanwhile finds nothing in time, and says so.
         assert set(points) <= set(values)  # type: ignore[arg-type]
@@ -105,7 +97,7 @@ def test_what_a_cut_front_says_of_others_holds() -> None:
 def test_a_large_front_goes_from_the_least_memory_to_the_least_cost() -> None:
     document = ladder(120, 1)
     problem = iopddl.read(document, "")
-    front = memory_front(problem, 4.5, processes=2)
+    front = memory_front(problem, 4.5)
     usages = document["problem"]["nodes"]["usages"]
     lightest = networks.peak(document, tuple(int(np.argmin(u)) for u in usages))
     peaks = [p.values[1] for p in front]
@@ -114,71 +106,6 @@ def test_a_large_front_goes_from_the_least_memory_to_the_least_cost() -> None:
     for p in front:
         rows = tuple(iopddl.answer(problem, p.choice))
         assert p.values == (networks.cost(document, rows), networks.peak(document, rows))
-
-
-@pytest.mark.slow
-@given(networks.problems(), st.integers(0, 40))
-@settings(max_examples=80, deadline=None)
-def test_one_reduction_serves_many_limits(document: dict[str, Any], spread: int) -> None:
-    top = document["problem"]["usage_limit"] + 5
-    start = begin(iopddl.read(document, ""), limits=np.array([top]), spread=spread)
-    reduced = start.reduced() if isinstance(start, Begun) else start
-    for limit in {top, max(top - spread // 2, 0), max(top - spread, 0)}:
-        least = networks.least(document, limit)
-        if reduced.infeasible is not None or limit < reduced.taken:
-            assert least is None
-            continue
-        value, rows = networks.best_rows(within(reduced.network, top - limit))
-        assert (None if rows is None or value == float("inf") else value) == least
-        if rows is not None and least is not None:
-            x = tuple(reduced.lift(rows).tolist())
-            assert networks.cost(document, x) == least and networks.peak(document, x) <= limit
-
-
-@pytest.mark.slow
-@given(st.data())
-@settings(max_examples=80)
-def test_bounds_and_what_is_open_hold_for_a_known_front(data: st.DataObject) -> None:
-    """Of a convex front f, lines below it and some answers: f is never below what is said."""
-    low, top = 10, data.draw(st.integers(10, 90))
-    f = {x: 5000.0 / x for x in range(low, top + 1)}
-    known = Known(low, top)
-    for at in data.draw(st.lists(st.integers(low, top), max_size=5)):
-        known.line(at, f[at] - 1.0, 5000.0 / at**2)  # tangents, lowered by one
-    for at in data.draw(st.lists(st.integers(low, top), max_size=3)):
-        known.step(at, f[at] - data.draw(st.integers(0, 9)))
-    for at in data.draw(st.lists(st.integers(low, top), min_size=1, max_size=8)):
-        known.add(at, f[at] + data.draw(st.integers(0, 40)), NOTHING)
-    for x in f:
-        assert known.bound(x) <= f[x] + 1e-6
-        best = known.best(x)
-        assert best is None or best.need <= x
-    opens = {o.after: o.epsilon for o in known.opens()}
-    needs = [a.need for a in known.answers]
-    assert needs == sorted(set(needs))
-    for x in range(low, top + 1):
-        best = known.best(x)
-        share = 1.0 + opens.get(low if best is None else best.need, 0.0) + 1e-9
-        # What may be there: an answer that needs x, and costs what the front says.
-        assert any(a.value <= share * f[x] and a.need <= share * x for a in known.answers)
-
-
-def test_of_many_answers_the_ones_that_matter_stay() -> None:
-    known = Known(100, 10**6)
-    for k in range(300):
-        known.add(1000 + k, 500.0 - 0.001 * k, NOTHING)
-    for need, value in ((100, 900.0), (5000, 300.0), (90000, 100.0)):
-        known.add(need, value, NOTHING)
-    kept = known.thinned(5)
-    assert {100, 1000, 5000, 90000} <= {a.need for a in kept} and len(kept) <= 5
-
-
-def test_a_line_falls_by_the_prices_and_a_step_holds_below() -> None:
-    known = Known(0, 100)
-    known.line(50, 20.0, 2.0)
-    assert [known.bound(x) for x in (30, 50, 80)] == pytest.approx([60.0, 20.0, -40.0])
-    known.step(60, 25.0)
-    assert [known.bound(x) for x in (30, 50, 61)] == pytest.approx([60.0, 25.0, -2.0])
 
 
 def test_a_problem_without_a_limit_has_no_such_front() -> None:
@@ -190,43 +117,18 @@ def test_a_problem_without_a_limit_has_no_such_front() -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_front_keeps_its_points(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, limits = SweepSearch.visit, []
+    whole, limits = _Front.visit, []
 
-    def visit(self: SweepSearch, limit: int, seconds: float) -> None:
+    def visit(self: _Front, limit: int, share: float) -> None:
         limits.append(limit)
         if len(limits) == 3:
             raise KeyboardInterrupt
-        whole(self, limit, 0.2)
+        whole(self, limit, 0.01)
 
-    monkeypatch.setattr(SweepSearch, "visit", visit)
-    front = memory_front(iopddl.read(ladder(60, 2), ""), 60.0, processes=1)
+    monkeypatch.setattr(_Front, "visit", visit)
+    front = memory_front(iopddl.read(ladder(60, 2), ""), 60.0)
     assert front.notes == (INTERRUPTED,)
-    assert limits == sorted(limits, reverse=True)
-    assert len(front) > 1
-
-
-@pytest.mark.slow
-def test_a_second_process_tells_of_answers_and_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
-    document = ladder(6, 3)
-    problem = iopddl.read(document, "")
-    values = every(document)
-    low, top = min(m for _, m in values), peak(problem, None)
-    net = reduce(problem, ("consistency",), limits=np.array([top])).network
-    data = io.BytesIO()
-    np.savez(data, **aside._arrays(net, time.time() + 1.5, 1, 1.0, (low, top, 150)))
-    told: list[Any] = []
-    monkeypatch.setattr(aside, "request", data.getvalue)
-    monkeypatch.setattr(aside, "say", lambda found: told.append(json.loads(json.dumps(found))))
-    monkeypatch.setattr(aside, "_OFTEN", 0.0)
-    aside.work()
-    answers = [a for one in told for a in one["answers"]]
-    lines = [line for one in told for line in one["lines"]]
-    assert answers and lines
-    for need, value, rows in answers:
-        assert networks.cost(document, tuple(rows)) == value
-        assert networks.peak(document, tuple(rows)) <= need
-    for (at, bound, slope), (c, m) in product(lines, values):
-        assert bound + slope * (at - max(m, low)) <= c + 1e-6
+    assert len(limits) == 3 and len(front) > 1
 
 
 def test_the_most_that_can_be_used_is_summed_exactly() -> None:
