@@ -68,8 +68,8 @@ def extractions(
     """The programs that differ from the given one, and from those `known`, in more than views.
 
     Those whose operations devices can share come first (`undivided`), then those that replace
-    least, and last what computes something that nothing reads. As many are made as have
-    `operations` together, and `most` in number.
+    least. As many are made as have `operations` together, and `most` in number; those that compute
+    something that nothing reads only where all fit.
     """
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
@@ -80,7 +80,9 @@ def extractions(
     more = views = looked = 0
 
     def extracted(complete: bool) -> Extracted:
-        return Extracted(tuple([e for _, e in found]), more, views, complete)
+        whole = complete and not more
+        made = [e for (waste, _), e in found if whole or not waste]
+        return Extracted(tuple(made), more + len(found) - len(made), views, complete)
 
     shared = _shared(graph, terms, catalogue, seconds, base)
     every = choices(without_twins(terms, catalogue), base, roots)

@@ -145,8 +145,12 @@ def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Pla
             assert cost.seconds == pytest.approx(plan.costs.seconds - cut.saved, rel=1e-9)
         known = {frozenset(c.groups) for c in tried}
         for groups in {*worth["stays"], *worth["waits"], *worth["levels"]} - known:
-            with pytest.raises(PlanError):  # some copies wait for others of their own
-                counted(plan, tuple(groups))
+            # Some copies wait for others of their own, or another way saves more and holds no more.
+            saved = sum(found.saved_by(group) for group in groups)
+            held = plan.costs.peak_bytes * (1 + 1e-9)
+            if not any(cut.saved >= saved and cut.peak <= held for cut in tried):
+                with pytest.raises(PlanError):
+                    counted(plan, tuple(groups))
         seen["stays"] += len((worth["stays"] & known) - worth["waits"])
         seen["waits"] += len((worth["waits"] & known) - worth["stays"])
         seen["levels"] += len((worth["levels"] & known) - worth["stays"] - worth["waits"])

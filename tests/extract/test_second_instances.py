@@ -62,7 +62,7 @@ def every_front(plan: Schedule, most: int = MOST) -> list[Point] | None:
 def second(plan: Schedule, form: Form | None = None) -> list[Schedule]:
     """What is searched of a program beside it."""
     graph = plan.program.bodies[0].graph
-    question: Any = SimpleNamespace(settings=Settings(), pairs=plan.program.feedback)
+    question: Any = SimpleNamespace(settings=Settings(), wide=True, pairs=plan.program.feedback)
     found, left = _second_instances(question, form or Form(graph), plan)
     assert not left
     return [schedule for _, schedule in found]
