@@ -1,7 +1,8 @@
 """Fronts of cost against peak memory: one limit after another, where most may be missing.
 
 A bound that was proven within a limit holds within all smaller ones, and at prices of memory it
-rises from there as the limit falls (`engine/archive.py`). Every point is recomputed by the checker.
+rises from there as the limit falls (`extract/engine/archive.py`). Every point is recomputed by
+the checker.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ import numpy as np
 from tapestry_egg import pareto
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine.archive import Archive, Cut
+from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Number
+from tapestry_egg.extract.gym.choices.front import ChoiceFront, ChoicePoint
 from tapestry_egg.extract.problem.problem import Ints
 from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tapestry_egg.parallel.executors import INTERRUPTED
 
-from .choices.check import evaluate
-from .choices.choices import Choice, ChoiceProblem, Number
-from .choices.front import ChoiceFront, ChoicePoint
 from .network import Unanswerable
 from .solver import Solving, difference, whole
 

@@ -14,9 +14,9 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine.network import starts
+from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
 
-from .choices.choices import ChoiceProblem
 from .joined import Flags, beyond, join, replaced, tables
 
 # Sums of amounts up to here are exact in floating point; larger ones are rounded up.

@@ -17,10 +17,10 @@ import numpy as np
 from tapestry_egg.extract.engine.network import network_of
 from tapestry_egg.extract.engine.sweeps import evaluate
 from tapestry_egg.extract.engine.within import Within
+from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
+from tapestry_egg.extract.gym.choices.standing import Standing
 from tapestry_egg.parallel.deadline import held
 
-from .choices.choices import Choice, ChoiceProblem
-from .choices.standing import Standing
 from .network import Unanswerable, reduced
 
 # Before the deadline: to put an answer together and check it, as a share and at least.
