@@ -184,13 +184,10 @@ class _Held:
         return cheapest(small, explored, target, given, folded, passes, first, work, self.until)
 
     def leanest(self, fastest: Cheapest) -> Cheapest:
-        """The same where what stands counts most, from the one on that takes least, or from the one
-        given: that with the lower peak, as changes one by one may lead there from either alone."""
+        """The same where what stands counts most, from the one on that takes least."""
         weights = self.folded.weights if self.folded else None
         given = program_seconds(self.small, self.target, weights, _PASSES)
-        starts = (fastest.pick, None) if fastest.built.rules else (fastest.pick,)
-        found = [self._cheapest(self.explored, given, _PASSES, first) for first in starts]
-        return min(found, key=lambda one: peak_alone(one.built.graph, self.target))
+        return self._cheapest(self.explored, given, _PASSES, fastest.pick)
 
     def is_proven(self, built: Rebuilt) -> bool:
         """Whether a graph follows from the one given, as it must where a file is read."""
