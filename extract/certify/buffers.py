@@ -27,6 +27,7 @@ from .results import Leaving, PassedOn, doubled, leaving
 from .verdict import Buffer, Copied
 
 _LEAVING = ("state", "output")
+_RENEWING = ("state", "carry")
 
 
 class Lives:
@@ -97,7 +98,14 @@ class Lives:
                         at = max(joined[need] for need in needs[last[0]])
                     end = max(begin, at + 1, *others)
             found.append(Buffer(begin, end, size(have), have))
+        made = self._root(self.schedule.units[self.maker[v]])
+        looped = made.port in ("carry", "stack") and v == made.outputs[-1]
         for u, needed in needs.items():
+            # What a loop carries in another layout is in no place of an old state.
+            port = self._root(self.schedule.units[u]).port
+            if looped and not self.owns_memory(v) and have not in needed and port in _RENEWING:
+                begin = self.made(v) + 1
+                found.append(Buffer(begin, max(begin, self.read(u, v)), size(have), have))
             if have in needed and (u, v) in self._doubled:
                 found.append(Buffer(self.tick(u) + 1, self.end, size(have), have, "copy"))
         for c in copies:
@@ -416,10 +424,18 @@ class Lives:
         """By the value that an output reads, what leaves by that alone."""
         return {x.read: x for x in leaving(self)}
 
-    @property
-    def renewed(self) -> frozenset[int]:
-        """The values that are new states."""
-        return frozenset(self._renewed)
+    @cached_property
+    def staying(self) -> frozenset[int]:
+        """The values that leave by no output, and those that are new states."""
+        leaves: set[int] = set()
+        for unit in self.schedule.units:
+            if self._root(unit).port == "output":
+                v = next(v for *_, v in unit.reads)
+                leaves.add(v)
+                while self._is_view(u := self.maker[v]):
+                    v = next(source for *_, source in self.schedule.units[u].reads)
+                    leaves.add(v)
+        return frozenset(self.maker.keys() - leaves | self._renewed.keys())
 
     def computed_again(self, u: int) -> bool:
         """Whether every reader of what a unit makes computes it for itself."""

@@ -386,7 +386,7 @@ class Walk:
         """What is in memory, array by array; what lies in the place of a result before that is made
         is no more than the place."""
         lives, held = self.ground.lives, list(self.held())
-        return in_places(held, lives.renewed, lives.end) if self.target.reserves else held
+        return in_places(held, lives.staying, lives.end) if self.target.reserves else held
 
     def held(self) -> Iterator[tuple[FlatId, Buffer]]:
         """All arrays that a step holds in memory, with the values that they are."""

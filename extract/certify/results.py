@@ -39,11 +39,11 @@ class _Place:
 
 
 def in_places(
-    held: Sequence[tuple[FlatId, Buffer]], renewed: Collection[int], end: int
+    held: Sequence[tuple[FlatId, Buffer]], stay: Collection[int], end: int
 ) -> list[tuple[FlatId, Buffer]]:
     """The arrays of a step that lasts up to tick `end`: results from the first tick on, and without
-    what lies in their places before. Values that are `renewed` states are no results."""
-    results = {k for k, (v, x) in enumerate(held) if _is_result(x, end) and v not in renewed}
+    what lies in their places before. Values that `stay`, as new states do, are no results."""
+    results = {k for k, (v, x) in enumerate(held) if _is_result(x, end) and v not in stay}
     if not results:
         return list(held)
     places = [_Place(held[k][1].amount, _ticks(held[k][1])) for k in results]

@@ -160,7 +160,7 @@ class Peaks:
             unit = [*self._unit[stays].tolist(), *(self._values[k].unit for k, _ in fresh)]
             turn = np.lexsort((number, number < 0, place[unit]))
             every = [every[k] for k in turn.tolist()]
-            held, begin = in_places(every, lives.renewed, lives.end), begin[:0]
+            held, begin = in_places(every, lives.staying, lives.end), begin[:0]
             end, amount = end[:0], amount[:0]
         begin = np.concatenate([begin, [x.begin for _, x in held]]).astype(np.int64)
         end = np.concatenate([end, [x.end for _, x in held]]).astype(np.int64)

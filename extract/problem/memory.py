@@ -98,6 +98,8 @@ class ReaderBytes:
                 return self.holds & self.takes, self.own
             case "copied away":
                 return ~self.takes & ~self.holds, -self.own
+            case "not in the old one's place":
+                return ~self.takes, self.own
             case "taken":
                 return self.takes, self.whole
             case "left":
@@ -216,7 +218,12 @@ class Memory:
             e: max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
             for e in sorted(set(until[holds].tolist()))
         }
-        to_the_end = tuple(e for e, stop in stops.items() if stop >= self.times)
+        leaving = [place for r, place in readers if self._port(r) in ("state", "output")]
+        to_the_end = tuple(
+            e
+            for e, stop in stops.items()
+            if stop >= self.times and any(place <= readers[e][1] for place in leaving)
+        )
 
         def counted(count: Count) -> list[Use]:
             stay = to_the_end if count.above else ()
@@ -273,11 +280,12 @@ class Memory:
     ) -> list[Use]:
         table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
         # A copy of a new state is made in the old one's place, where that is free by then.
-        state = self.program.instances[self.schedule.units[reader].root].port == "state"
+        state = self._port(reader) == "state"
         state = state and (reader, v) not in self.lives.copied
         straight, made = self.turns(reader, v)
         copy_ends = self._copy_ends(reader, v)
-        stays = bool(count.above) and copy_ends >= self.times
+        goes = self._port(reader) in ("state", "output")
+        stays = bool(count.above) and goes and copy_ends >= self.times
 
         def bytes_of() -> ReaderBytes:
             shape = (len(have), len(wanted.sets))
@@ -348,14 +356,16 @@ class Memory:
             add(0, at + 1, of.places)
         if straight:  # a copy that others share stays as it was gathered
             add(at + 1, ends + 1, of.beside)
+        if free and self._is_loops(v) and self._port(reader) in ("state", "carry"):
+            # What a loop carries in another layout has an array of its own.
+            array(self.lives.made[v] + 1, at, "not in the old one's place")
         if (reader, v) in self.lives.copied:
             array(2 * reader + 1, self.times, "taken")
             if fresh and count.above:
                 array(0, 2 * reader + 1, "place of taken")
         if leaves := self.lives.leaving.get((reader, FlatId(v))):  # it leaves as a copy
             source, until = leaves
-            port = self.program.instances[self.schedule.units[reader].root].port
-            if (source == v and port) or self.choices.target.tiles is None:
+            if (source == v and self._port(reader)) or self.choices.target.tiles is None:
                 array(until, self.times, "left")
                 if count.above:  # what it was made as is an array and no result
                     begin = self._span(source)[0]
@@ -375,6 +385,15 @@ class Memory:
         """Whether a value that is there to the end as it is made, and was not from the begin on, is
         a result in a place of its own."""
         return not self._passing(v) and v not in self._renewed
+
+    def _port(self, u: int) -> str:
+        """What a unit is of the boundary of the program or of a region, if it is anything."""
+        return self.program.instances[self.schedule.units[u].root].port
+
+    def _is_loops(self, v: int) -> bool:
+        """Whether a value is what a loop leaves."""
+        maker = self.program.instances[self.schedule.units[self.schedule.producer[v]].root]
+        return maker.port in ("carry", "stack") and v == maker.outputs[-1]
 
     def _array(self, count: Count, amount: Floats) -> Floats:
         return self.once(lambda: count.array(amount), "array", count.above, amount)

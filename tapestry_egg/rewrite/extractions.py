@@ -8,10 +8,8 @@ the others are counted.
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
@@ -67,26 +65,24 @@ def extractions(
 ) -> Extracted:
     """The programs that differ from the given one, and from those `known`, in more than views.
 
-    Those whose operations devices can share come first (`undivided`), then those that replace
-    least. As many are made as have `operations` together, and `most` in number; those that compute
-    something that nothing reads only where all fit.
+    Those that replace least come first. As many are made as have `operations` together, and `most`
+    in number; those that compute something that nothing reads only where all fit.
     """
     roots = [terms.class_of[v] for v in graph.outputs]
     roots += [terms.class_of[v] for op in graph.operations if op.effectful for v in op.inputs]
     base = as_written(terms, seconds)
     seen = {kernels_of(g) for g in (graph, *known)}
     room = min(most, operations // max(1, len(graph.operations)))
-    found: list[tuple[tuple[bool, int], Extraction]] = []
+    found: list[Extraction] = []
+    spare: list[Extraction] = []
     more = views = looked = 0
 
     def extracted(complete: bool) -> Extracted:
-        whole = complete and not more
-        made = [e for (waste, _), e in found if whole or not waste]
-        return Extracted(tuple(made), more + len(found) - len(made), views, complete)
+        if not complete or more or len(found) + len(spare) > room:
+            return Extracted(tuple(found), more + len(spare), views, complete)
+        return Extracted((*found, *spare), 0, views, True)
 
-    shared = _shared(graph, terms, catalogue, seconds, base)
-    every = choices(without_twins(terms, catalogue), base, roots)
-    for pick in chain([shared] if shared else (), every):
+    for pick in choices(without_twins(terms, catalogue), base, roots):
         if looked > LOOKED_AT:
             return extracted(complete=False)
         looked += len(graph.operations)
@@ -98,10 +94,11 @@ def extractions(
             views += 1
             continue
         seen.add(key)
-        last = wasteful(built), undivided(built.graph)
-        insort(found, (last, Extraction(built, pick)), key=lambda x: x[0])
-        more += len(found) > room
-        del found[room:]
+        own = spare if wasteful(built) else found
+        if len(own) < room:
+            own.append(Extraction(built, pick))
+        else:
+            more += 1
     return extracted(complete=True)
 
 
@@ -199,62 +196,6 @@ def without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple
             kept.setdefault(key, (k, node))
         out.append(list(kept.values()))
     return out
-
-
-def undivided(graph: BlockGraph) -> int:
-    """Bytes that operations read and make of which no dim can be cut in two: every device would
-    compute all of them."""
-    return sum(map(_undivided, _signatures(graph)))
-
-
-def _undivided(signature: OperationSignature) -> int:
-    cut = any(d.role in ("map", "reduce") and d.size % 2 == 0 for d in signature.index)
-    divides = cut or signature.fusion != "kernel"
-    return 0 if divides else signature.input_bytes + signature.output_bytes
-
-
-def _shared(
-    graph: BlockGraph,
-    terms: Terms,
-    catalogue: Sequence[Applied],
-    seconds: Sequence[float],
-    base: Sequence[int],
-) -> list[int] | None:
-    """The choice in which all operations of which no dim can be cut in two are computed by others,
-    where rules have such; None where it is the program as it is written."""
-    bytes_of = [_undivided(a.signature) for a in catalogue]
-    alone = {
-        v
-        for op, s in zip(graph.operations, _signatures(graph), strict=True)
-        if _undivided(s)
-        for v in op.outputs
-    }
-    if not alone:
-        return None
-    worst = 1.0 + sum(seconds)
-    costs = [x + worst * n for x, n in zip(seconds, bytes_of, strict=True)]
-    pick = as_written(terms, costs)
-
-    def whole(k: int, c: int) -> float:
-        """Seconds of what is new where node k computes class c; of each byte undivided, `worst`."""
-        found, stack, seen = 0.0, [(c, k)], {c}
-        while stack:
-            d, node = stack.pop()
-            found += costs[terms.nodes[d][node].signature]
-            for e in terms.nodes[d][node].operands:
-                if e not in seen and terms.nodes[e][pick[e]].value < 0:
-                    seen.add(e)
-                    stack.append((e, pick[e]))
-        return found
-
-    changed = False
-    for c, nodes in enumerate(terms.nodes):
-        if nodes[base[c]].value in alone:
-            new = [k for k, n in enumerate(nodes) if n.signature >= 0 and n.value < 0]
-            best = min(new, key=lambda k: whole(k, c), default=base[c])
-            if best != base[c] and whole(best, c) < worst:
-                pick[c], changed = best, True
-    return pick if changed else None
 
 
 def _signatures(graph: BlockGraph) -> list[OperationSignature]:

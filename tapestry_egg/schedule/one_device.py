@@ -1,5 +1,8 @@
 """Time on one device: what a program or one of its operations costs before any mesh is chosen.
 
+A kernel of which devices can share no dim runs on each of them. Beside what they share it counts as
+often as the target has devices, so that of two programs the one that devices can share is chosen.
+
 Kernels that keep none of their scores run in blocks. XLA for GPUs stores what a product of matrices
 makes and reads it in other kernels, so that there each block is several kernels: products as small
 as it is, and what goes through memory between them. On an H100 (`benchmarks/bench_device.py`, LoRA
@@ -12,7 +15,7 @@ libtpu 0.0.52); on CPUs caches hold them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from math import prod
+from math import gcd, prod
 
 from tapestry_egg.graph.blockgraph import BlockGraph, itemsize
 from tapestry_egg.machine.costs import copying_seconds, kernel_seconds, like_roofline
@@ -32,8 +35,9 @@ def least_seconds(signature: OperationSignature, target: Target, passes: float =
     """The least seconds that one operation can add to a program, and those of so many `passes` over
     what it must store.
 
-    Kernels that compilers fuse with nothing take their full time; views nothing; all others may run
-    inside their neighbours, and then add arithmetic but neither traffic nor a launch.
+    Kernels that compilers fuse with nothing take their full time, `times` over; views nothing; all
+    others may run inside their neighbours, and then add arithmetic but neither traffic nor a
+    launch.
     """
     if signature.fusion == "view":
         return 0.0
@@ -52,7 +56,16 @@ def least_seconds(signature: OperationSignature, target: Target, passes: float =
     steps = evaluate(signature.steps, signature.extents)
     seconds = float(kernel_seconds(work, moved, dtype, target, matrix, gemm, steps))
     seconds = max(seconds, block_work(signature, signature.extents, target)[0])
+    seconds *= times(signature, target)
     return seconds + passes * signature.output_bytes / target.hbm_bytes_per_second
+
+
+def times(signature: OperationSignature, target: Target) -> int:
+    """How often an operation counts: on every device if these can share no dim, else once."""
+    if signature.fusion != "kernel":
+        return 1
+    shared = any(d.role != "whole" and gcd(d.size, target.devices) > 1 for d in signature.index)
+    return 1 if shared else target.devices
 
 
 def program_seconds(
@@ -84,6 +97,7 @@ def _priced(
 ) -> float:
     """Seconds of a unit, and of so many passes over what it stores."""
     seconds = unit_seconds(program, unit, target, traffic)
+    seconds *= times(program.instances[unit.root].signature, target)
     if not passes or program.instances[unit.root].port:
         return seconds
     made = zip(traffic.of(unit).writes, unit.outputs, strict=True)

@@ -42,8 +42,8 @@ def buffer(begin: int, end: int, mib: float, **fields: Any) -> Buffer:
     return Buffer(begin, end, mib * MIB, LAYOUT, **fields)
 
 
-def lying(*held: Buffer, end: int = 10, renewed: tuple[int, ...] = ()) -> list[Buffer]:
-    found = in_places([(FlatId(v), x) for v, x in enumerate(held)], renewed, end)
+def lying(*held: Buffer, end: int = 10, stay: tuple[int, ...] = ()) -> list[Buffer]:
+    found = in_places([(FlatId(v), x) for v, x in enumerate(held)], stay, end)
     return [x for _, x in found]
 
 
@@ -73,7 +73,7 @@ def test_the_largest_array_takes_the_smallest_place_that_is_free() -> None:
 
 def test_new_states_and_small_results_have_no_places_before_they_are_made() -> None:
     early, small = buffer(1, 3, 1), buffer(5, 10, (LEAST_PLACE - 1) / MIB)
-    assert lying(early, buffer(6, 10, 4), renewed=(1,)) == [early, buffer(6, 10, 4)]
+    assert lying(early, buffer(6, 10, 4), stay=(1,)) == [early, buffer(6, 10, 4)]
     assert lying(early, small) == [early, small]
 
 
