@@ -48,6 +48,7 @@ def ascend(
     upper: float,
     enough: float,
     steps: int,
+    sweeps: int,
     forbidden: float,
     rows: Ints,
     taken: Ints,
@@ -58,7 +59,8 @@ def ascend(
     shares of `chains` [reads] are moved to those that prove most. With `merging` of -1 latencies
     count along chains alone, with 0 all of them do. A labelling within the limits and faster than
     `upper` is written to `rows`; `taken` counts how often a row was in a labelling. Ends where the
-    bound reaches `enough`. Returns the bound and the new `upper`.
+    bound reaches `enough`, or after `steps` of as many `sweeps`. Returns the bound and the new
+    `upper`.
     """
     moments = net.moments
     peak, joules = limits[0], limits[1]
@@ -90,7 +92,7 @@ def ascend(
         for r in range(len(alive)):
             if not alive[r]:
                 state.cost[r] = forbidden
-        bounds = sweep(net, state, _SWEEPS, 0.0, np.inf)
+        bounds = sweep(net, state, sweeps, 0.0, np.inf)
         value = bounds[0]
         for k in range(1, len(bounds)):
             value = max(value, bounds[k])
@@ -200,6 +202,7 @@ def branch(
             upper,
             enough,
             steps,
+            _SWEEPS,
             forbidden,
             rows,
             taken,

@@ -218,7 +218,7 @@ class Memory:
             e: max(self._copy_ends(r, v) for r, place in readers if place <= readers[e][1])
             for e in sorted(set(until[holds].tolist()))
         }
-        leaving = [place for r, place in readers if self._port(r) in ("state", "output")]
+        leaving = [place for r, place in readers if self._port(r) != "carry"]
         to_the_end = tuple(
             e
             for e, stop in stops.items()
@@ -284,8 +284,8 @@ class Memory:
         state = state and (reader, v) not in self.lives.copied
         straight, made = self.turns(reader, v)
         copy_ends = self._copy_ends(reader, v)
-        goes = self._port(reader) in ("state", "output")
-        stays = bool(count.above) and goes and copy_ends >= self.times
+        goes = self._port(reader) != "carry" and copy_ends >= self.times
+        stays = bool(count.above) and goes
 
         def bytes_of() -> ReaderBytes:
             shape = (len(have), len(wanted.sets))

@@ -126,7 +126,7 @@ def counted(walk: Walk, count: Count) -> Floats:
         if stays or x.amount > count.above:
             change[x.begin] += x.amount
             change[x.end] -= x.amount
-        made = x.role in ("made", "copy") and x.begin > 0 and v not in lives.renewed
+        made = x.role in ("made", "copy") and x.begin > 0 and v not in lives.staying
         if stays and made and LEAST_PLACE <= x.amount <= count.above:
             change[0] += x.amount
             change[x.begin] -= x.amount

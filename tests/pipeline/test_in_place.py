@@ -64,6 +64,32 @@ def test_a_decoding_loop_takes_little_for_each_token() -> None:
     assert plan.costs.peak_bytes < 1.1 * np.prod(CACHE.shape) * 4
 
 
+@pytest.mark.slow
+def test_what_is_written_may_lie_across_devices_along_two_dims() -> None:
+    rng = np.random.default_rng(0)
+    x, part = rng.normal(size=(16, 24)), rng.normal(size=(9, 11))
+    program = te.trace(
+        lambda x, part, i: lax.dynamic_update_slice(x, part, (i, 2 * i)),
+        *[S(a.shape, jnp.float32) for a in (x, part)],
+        PLACE,
+        donate_argnums=0,
+    )
+    plan = te.optimize(
+        program,
+        "h100:8",
+        mesh_shapes=[te.MeshShape(("x", "y"), (2, 4))],
+        pins={"[0]": ("x", "y"), "[1]": (None, None), "result": ("x", "y")},
+        settings=Settings(work=1.0, merge=False),
+    )[0]
+    run = te.compile(plan, jax.devices()[:8])
+    for i in (0, 3, 5, 99):
+        wanted = x.copy()
+        at = min(i, 16 - 9), min(2 * i, 24 - 11)
+        wanted[at[0] : at[0] + 9, at[1] : at[1] + 11] = part
+        found = run(*[jnp.asarray(a, jnp.float32) for a in (x, part)], jnp.int32(i))
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
 def descent(table: jax.Array, rows: jax.Array) -> jax.Array:
     return table - 0.1 * jax.grad(lambda t: jnp.sum(jnp.sin(t[rows])))(table)
 

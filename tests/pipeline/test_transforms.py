@@ -34,11 +34,17 @@ def spectrum(*shape: int) -> np.ndarray:
 
 def fastest(fn: Callable[..., Any], *given: np.ndarray, dim: int = 0) -> te.Plan:
     """The fastest plan for eight devices that share a dim of the first argument."""
+    return searched(fn, *given, dim=dim)[0]
+
+
+def searched(
+    fn: Callable[..., Any], *given: np.ndarray, dim: int = 0, front: bool = True
+) -> te.Front:
     program = te.trace(fn, *[S(x.shape, jnp.result_type(jnp.float32, x.dtype)) for x in given])
     pins = {"[0]": tuple("x" if d == dim else None for d in range(given[0].ndim))}
     meshes = [te.MeshShape(("x",), (N,))]
-    settings = Settings(work=1.0, merge=False)
-    return te.optimize(program, "h100:8", mesh_shapes=meshes, pins=pins, settings=settings)[0]
+    settings = Settings(work=1.0, merge=False, front=front)
+    return te.optimize(program, "h100:8", mesh_shapes=meshes, pins=pins, settings=settings)
 
 
 CASES: dict[str, tuple[Any, Any, np.ndarray, int]] = {
@@ -66,6 +72,34 @@ def test_devices_share_every_dim_but_the_one_that_is_transformed(name: str) -> N
     np.testing.assert_allclose(found, wanted, atol=2e-6 * np.abs(wanted).max())
 
 
+def spectral(one: Callable[[jax.Array], jax.Array]) -> Callable[..., jax.Array]:
+    """Rounds of a step in a loop."""
+    return lambda u, k: jax.lax.fori_loop(0, 3, lambda _, u: one(u) * k, u)
+
+
+LOOPS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "alone": (jnp.fft.fftn, lambda u: jnp.fft.fft(jnp.fft.fft2(u), axis=0)),
+    "in a loop": (
+        spectral(jnp.fft.fftn),
+        spectral(lambda u: jnp.fft.fft(jnp.fft.fft2(u), axis=0)),
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "front"), [("alone", True), ("in a loop", True), ("in a loop", False)]
+)
+def test_a_transform_takes_as_long_as_one_written_dim_after_dim(name: str, front: bool) -> None:
+    """Also in a loop, of whose body one form is searched alone. Which of several that take as long
+    on one device that is, no mesh decides: alone it may be another one than the twin's."""
+    whole, twin = LOOPS[name]
+    given = [complex_(256, 256, 256)] * (1 if name == "alone" else 2)
+    plans = [searched(fn, *given, front=front)[0] for fn in (whole, twin)]
+    assert plans[0].costs.seconds <= 1.05 * plans[1].costs.seconds
+    assert plans[0].costs.peak_bytes <= 1.05 * plans[1].costs.peak_bytes
+
+
 @pytest.mark.slow
 def test_a_convolution_and_its_gradient_transform_one_dim_after_another() -> None:
     shape = 256, 256, 128
@@ -75,7 +109,9 @@ def test_a_convolution_and_its_gradient_transform_one_dim_after_another() -> Non
         return jnp.sum(made**2)
 
     x, k = real(*shape), spectrum(*shape) / 1e3
-    plan = fastest(jax.grad(loss), x, k)
+    front = searched(jax.grad(loss), x, k)
+    soon = [p for p in front if p.costs.seconds <= 1.01 * front[0].costs.seconds]
+    plan = min(soon, key=lambda p: p.costs.peak_bytes)
     transforms = [op for op in plan.graph.operations if op.kernel == "fft"]
     assert len(transforms) > 4 and "all_gather" not in {c.kind for c in plan.collectives}
     run = te.compile(plan, jax.devices()[:N])

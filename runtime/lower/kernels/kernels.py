@@ -272,7 +272,7 @@ def _dynamic_update_slice(call: Call) -> list[jax.Array]:
 
     operand, update, *starts = call.operands
     length, sent, *_ = (t.shape for t in call.signature.input_types)
-    window, inside = list(update.shape), jnp.bool_(True)
+    window, rows = list(update.shape), {}  # rows of the update in the window, per dim
     for k, (n, m) in enumerate(zip(length, sent, strict=True)):
         starts[k] = jnp.clip(signed(starts[k]), 0, n - m).astype(jnp.int32)
         if not call.is_part(0, k) or m == n:
@@ -284,10 +284,12 @@ def _dynamic_update_slice(call: Call) -> list[jax.Array]:
         around = [(w, w, 0) if d == k else (0, 0, 0) for d in range(operand.ndim)]
         wide = lax.pad(update, np.zeros((), update.dtype), around)
         update = lax.dynamic_slice_in_dim(wide, row + w, w, k)
-        rows = row + lax.broadcasted_iota(jnp.int32, update.shape, k)
-        inside = inside & (rows >= 0) & (rows < m)
-    if inside.ndim:
-        now = lax.dynamic_slice(operand, starts, window)
+        rows[k] = row + jnp.arange(w, dtype=jnp.int32)
+    if rows:
+        now, inside = lax.dynamic_slice(operand, starts, window), jnp.bool_(True)
+        for k, at in rows.items():
+            held = (at >= 0) & (at < sent[k])
+            inside = inside & lax.broadcast_in_dim(held, window, (k,))
         update = jnp.where(inside, update, now)
     return call.bind(operand, update, *starts)
 
