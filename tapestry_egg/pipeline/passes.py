@@ -29,6 +29,7 @@ from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import recomputing, second_step
 from tapestry_egg.rewrite.streams.streamed import changed, is_change
+from tapestry_egg.schedule.rounds import in_pairs
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
@@ -130,9 +131,15 @@ def take_as_given(state: State) -> State:
     is known, as the rules of that plan make it."""
     q = state.question
     form = Form(q.graph, saturated=False) if q.like is None else _as_in(q.like, q)
-    form = replace(form, graph=rounded(prepare(form.graph), dict(q.machine.operands)))
+    form = replace(form, graph=_compiled(form.graph, q))
     schedule = _of(form, scheduled(form.graph, q.pairs))
     return replace(state, forms=(form,), schedules=(schedule,))
+
+
+def _compiled(graph: BlockGraph, q: Question) -> BlockGraph:
+    """A form as it is compiled for a machine: what constants give is computed, operands have the
+    bits that products read, and loops run two rounds at a time where one would end in a copy."""
+    return in_pairs(rounded(prepare(graph), dict(q.machine.operands)), q.pairs, q.machine)
 
 
 def _as_in(like: Plan, q: Question) -> Form:
@@ -180,8 +187,8 @@ def find_forms(state: State) -> State:
     if not q.wide:  # the cheapest, second if there is another than the given one
         split = tuple([f for f in found if any(map(is_split, f.rules))])
         found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
-    given, reads = state.forms[0], dict(q.machine.operands)
-    found = tuple([replace(f, graph=rounded(prepare(f.graph), reads)) for f in found])
+    given = state.forms[0]
+    found = tuple([replace(f, graph=_compiled(f.graph, q)) for f in found])
     # What was made of the form as given is not made again.
     found = tuple([replace(f, graph=given.graph) if f.graph == given.graph else f for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]

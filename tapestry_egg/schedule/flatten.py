@@ -97,6 +97,11 @@ class FlatProgram:
         values = self.bodies[0].values
         return frozenset(values[v] for v in self.bodies[0].graph.inputs)
 
+    def loop_of(self, carry: Instance) -> Operation:
+        """The loop that a carry is of."""
+        body = self.bodies[self.body_of[carry.outputs[-2]]]
+        return self.bodies[body.parent].graph.operations[body.operation]
+
     @cached_property
     def body_of(self) -> tuple[BodyId, ...]:
         """Value -> the body that it is a value of."""

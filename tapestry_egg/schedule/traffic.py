@@ -29,6 +29,7 @@ from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
+from .flatten import Instance
 from .inlining import fusion, is_a_compiler_s_product, read_as
 from .lying import renewed, turned_operands
 from .schedules import Schedule
@@ -231,8 +232,8 @@ class Traffic:
         with zeros first; then each round's slice is written into it, by what makes it where that
         goes element by element, else from where it was stored. Of one that is renewed a part is
         written, where it is. A library's kernel reads a copy of a slice. What a loop carries is
-        copied where its next value cannot be written over it. A result that nothing has computed is
-        a copy.
+        copied where its next value cannot be written over it, unless rounds take turns
+        (`rounds.py`). A result that nothing has computed is a copy.
         """
         root = self._program.instances[unit.root]
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
@@ -241,7 +242,8 @@ class Traffic:
         if not self._slices or root.port not in ("stack", "stream", "carry"):
             return UnitTraffic(tuple(reads), tuple(writes), launches=0.0)
         if root.port == "carry":
-            if root.weight and self._is_copied(unit):  # in a loop of no rounds nothing runs
+            copied = self.is_copied(unit) and not (self._in_pairs(root) and self.takes_turns(unit))
+            if root.weight and copied:  # in a loop of no rounds nothing runs
                 launches = root.input_weights[1] / root.weight
                 reads = [2.0 * launches * (v == root.inputs[1]) for *_, v in unit.reads]
             return UnitTraffic(tuple(reads), tuple(writes), launches=launches)
@@ -279,7 +281,7 @@ class Traffic:
             left.add(v)
         return frozenset(found)
 
-    def _is_copied(self, carry: Unit) -> bool:
+    def is_copied(self, carry: Unit) -> bool:
         """Whether what makes the next value of what a loop carries reads the old one elsewhere than
         it writes; or is a loop that reads it, round by round, while it fills a stack. What enters a
         round and is the next value of another carry, or a turned one of its own, is copied, too.
@@ -310,6 +312,37 @@ class Traffic:
             for x in loop
             if self._program.instances[x.root].port in ("stream", "invariant")
         )
+
+    def takes_turns(self, carry: Unit) -> bool:
+        """Whether nothing is copied if a loop runs two rounds at a time, as the second makes the
+        next value where the old one was: all that reads the old one has run by then, whatever the
+        order. A value that another carry takes on has been computed a round before."""
+        root = self._program.instances[carry.root]
+        made_by = self._root_of(maker := self._maker(root.inputs[1]))
+        if made_by.port == "carry" and made_by is not root:
+            made_by = self._root_of(maker := self._maker(made_by.inputs[1]))
+        before, stack = set[int](), [maker]
+        while stack:
+            u = stack.pop()
+            before.add(u)
+            makers = {self._schedule.producer[v] for *_, v in self._schedule.units[u].reads}
+            stack += makers - before
+        readers = {u for v in root.outputs[:-1] for u in self._readers(v)}
+        return not made_by.port and all(u in before or self._root_of(u).port for u in readers)
+
+    def _in_pairs(self, carry: Instance) -> bool:
+        """Whether a loop runs two rounds, or four and so on, at a time."""
+        unroll: int = self._program.loop_of(carry).params.get("unroll", 1)
+        return unroll % 2 == 0
+
+    def _root_of(self, u: int) -> Instance:
+        return self._program.instances[self._schedule.units[u].root]
+
+    def _maker(self, v: FlatId) -> int:
+        """The unit that makes a value, or what it is a view of."""
+        while self._is_view(self._schedule.units[u := self._schedule.producer[v]]):
+            v = self._schedule.units[u].reads[0][-1]
+        return u
 
     def _readers(self, v: FlatId) -> set[int]:
         """The units that read a value, or a view of it."""
