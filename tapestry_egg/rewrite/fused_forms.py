@@ -27,7 +27,7 @@ from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, SHIFTS, RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts, shifts
-from tapestry_egg.rewrite.streams import blocks, contractions, micro_batches
+from tapestry_egg.rewrite.streams import blocks, contractions, large_inside, micro_batches
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.rules.language.book import RuleBook
@@ -68,13 +68,18 @@ def forms_with_streams(
     time where devices, which may hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
-    n = target.devices
+    n, words = target.devices, (budget, least_gain, slower, room, batches, shared, limit)
     shifted = shifts.with_shifts(graph, n) if n > 1 else graph
     if shifted is not graph:
-        words = budget, least_gain, slower, room, batches, shared, limit
         found = forms_with_streams(shifted, books, target, *words)
         took = "shifts", f"as many rows as {n} devices share"
         return _of_changed(found, graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took))
+    inside = large_inside.with_invariants_inside(graph)
+    if inside is not graph and program_seconds(inside, target) < program_seconds(graph, target):
+        found = forms_with_streams(inside, books, target, *words)
+        what = "what is large and does not change is made inside"
+        step = _step(graph, inside, target, large_inside.RULE, "loops", what)
+        return _of_changed(found, graph, step)
     streamed, ended = streams_of(graph)
     found, base = _with_streams(
         graph, streamed, books, target, budget, least_gain, slower, room, limit

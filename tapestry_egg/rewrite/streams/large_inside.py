@@ -22,6 +22,12 @@ from tapestry_egg.rewrite.attention.loops import (
     without_unread_streams,
 )
 
+#: The name of the change by `with_invariants_inside`, in the rules and steps of plans.
+RULE = "invariants-inside"
+
+# What is made inside a loop has so many times the elements of what it is made of, at least.
+_SMALLER = 8
+
 #: The largest product of a graph that is worth blocks, and None where there is none.
 OfLargest = Callable[[BlockGraph], "Operation | None"]
 #: Whether a body then runs in blocks.
@@ -45,6 +51,29 @@ def with_large_inside(graph: BlockGraph, largest: OfLargest, in_blocks: Runs) ->
     paired = with_pairs(made, change)
     made = made if paired is made else without_unread_streams(paired)
     return _in_loops(made, lambda op: _without_given(made, op, largest, in_blocks))
+
+
+def with_invariants_inside(graph: BlockGraph) -> BlockGraph:
+    """The graph with loops that are not given large values that do not change from round to round,
+    where these are made one by one of values with an eighth of their elements at most: each round
+    makes them where it reads them. The same graph if there are none."""
+    operations = [
+        replace(op, regions=tuple(map(with_invariants_inside, op.regions))) if op.regions else op
+        for op in graph.operations
+    ]
+    if any(a.regions != b.regions for a, b in zip(operations, graph.operations, strict=True)):
+        graph = replace(graph, operations=tuple(operations))
+    contracted = _contracted(graph)
+
+    def change(op: Operation) -> Operation:
+        for v in op.inputs[: int(op.params["num_consts"])]:
+            small = graph.values[v].size // _SMALLER
+            again = _as_large(graph, small) - contracted
+            if v in again and _of_small(graph, [v], again, small):
+                op = _making(graph, op, {v}, again)
+        return op
+
+    return _in_loops(graph, change)
 
 
 def _in_loops(graph: BlockGraph, change: Callable[[Operation], Operation]) -> BlockGraph:

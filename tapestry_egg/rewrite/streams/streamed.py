@@ -16,7 +16,7 @@ from tapestry_egg.rewrite.attention.loops import (
 )
 from tapestry_egg.rewrite.rows import even_parts, shifts
 
-from . import blocks, contractions, micro_batches
+from . import blocks, contractions, large_inside, micro_batches
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "fused-attention"
@@ -43,6 +43,7 @@ def streams_of(graph: BlockGraph) -> tuple[BlockGraph, int]:
 
 #: Change of a program -> how it is made, in the order in which they are.
 CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
+    large_inside.RULE: large_inside.with_invariants_inside,
     RULE: with_streams,
     blocks.RULE: blocks.with_blocks,
     blocks.OF_LARGEST: blocks.with_blocks_of_largest,
