@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.zspace import Projection
 
 Ints = NDArray[np.int64]
 
@@ -143,9 +144,14 @@ def _check_shapes(signature: OperationSignature, strategy: Strategy, mesh: MeshS
             raise Illegal(f"index dim {dim.name} has the role {dim.role} and is cut")
         if dim.size % mesh.parts(axes):
             raise Illegal(f"index dim {dim.name} of extent {dim.size} is cut unevenly")
-        reached = [any(row[d] for row in p.matrix) for p in signature.outputs]
-        if any(r != (dim.role in ("map", "scan")) for r in reached):
+        reached = [_reaches(d, p) for p in signature.outputs]
+        if dim.role != "reduce" and any(r != (dim.role in ("map", "scan")) for r in reached):
             raise Illegal(f"index dim {dim.name} is cut as {dim.role} against the projections")
+
+
+def _reaches(d: int, projection: Projection) -> bool:
+    """Whether what a projection reads or makes depends on an index dim."""
+    return any(row[d] for row in projection.matrix)
 
 
 def _check_partials(signature: OperationSignature, strategy: Strategy, mesh: MeshShape) -> None:
@@ -154,13 +160,15 @@ def _check_partials(signature: OperationSignature, strategy: Strategy, mesh: Mes
     for a in range(len(mesh.sizes)):
         if mesh.sizes[a] == 1:
             continue
-        giving = {g.monoid if a in g.partial else None for g in strategy.gives}
+        given = [g.monoid if a in g.partial else None for g in strategy.gives]
+        giving = set(given)
         pending = tuple(p for p in operands if a in strategy.needs[p].partial)
         name = f"axis {mesh.names[a]}"
         if a in cut:
             dim = signature.index[cut[a]]
             monoid = dim.monoid if dim.role == "reduce" else None
-            if strategy.gives and giving != {monoid}:
+            wanted = [None if _reaches(cut[a], p) else monoid for p in signature.outputs]
+            if strategy.gives and given != wanted:
                 raise Illegal(f"{name} cuts {dim.name}, and outputs are partial under {giving}")
             expected = signature.initial if dim.role == "reduce" else ()
             if pending != tuple(sorted(expected)):

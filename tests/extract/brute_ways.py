@@ -93,7 +93,7 @@ def cut_layout(
     By cuts in `beside` an operand is sharded, too, whose images are near its blocks; by those of
     `digits`, major to minor, a dim whose blocks are the images of some that follow one another.
     None where the devices' boxes are then not their blocks (outputs), or not inside (operands), and
-    where an output does not follow a map dim, or follows a reduce dim.
+    where an output does not follow a map dim, or follows a joined one.
     """
     near, together = False, set()
     dims: list[tuple[int, ...]] = [()] * len(shape)
@@ -130,8 +130,9 @@ def cut_layout(
             near = near or bool(fits)
         if d in digits and not fits and not constant:
             return None
-        if is_output and mesh.parts(axes) > 1 and constant == (roles[d] in _MAPPED):
-            return None
+        if is_output and mesh.parts(axes) > 1 and roles[d] != "reduce":
+            if constant == (roles[d] in _MAPPED):
+                return None
         if fits and not constant:
             if dims[fits[0]]:
                 return None  # two cuts of one tensor dim: the blocks are not one box each
@@ -174,9 +175,9 @@ def block_digits(
 def chains_of_digits(
     signature: OperationSignature, cuts: tuple[tuple[int, ...], ...], mesh: MeshShape
 ) -> list[tuple[int, ...]]:
-    """Map dims of which each is somewhere the next digit after those before it, and all but the
+    """Dims of which each is somewhere the next digit after those before it, and all but the
     last are cut into single points."""
-    dims = [d for d, axes in enumerate(cuts) if axes and signature.index[d].role in _MAPPED]
+    dims = [d for d, axes in enumerate(cuts) if axes and signature.index[d].role != "whole"]
     ports = [*zip(signature.inputs, signature.input_types, strict=True)]
     ports += [*zip(signature.outputs, signature.output_types, strict=True)]
 
@@ -299,7 +300,8 @@ def with_partials(
 
         for d, axes in enumerate(cuts):
             if axes and signature.index[d].role == "reduce":
-                if p >= inputs or p in signature.initial:
+                follows = any(row[d] for row in (*signature.inputs, *signature.outputs)[p].matrix)
+                if (p >= inputs and not follows) or p in signature.initial:
                     add(signature.index[d].monoid, axes)
         for g, axes in passing.items():
             law = signature.passages[g]

@@ -214,15 +214,18 @@ def brute(
     for p, t in zip(s.outputs, s.output_types, strict=True):
         found = accesses(p, t.shape, s.extents, parts)
         for d, access in found.items():
-            apart = s.index[d].role in ("reduce", "join")
-            if (access == Replicated()) != apart or access == Gathered():
+            role = s.index[d].role
+            if role != "reduce" and (access == Replicated()) != (role == "join"):
+                return None
+            if access == Gathered():
                 return None
         if not output_in_blocks(p, t.shape, s.extents, found, parts):
             return None
         outputs.append(found)
-    for port in [inputs[p] for p in s.initial] + outputs:
-        for d in reduces:
-            if port[d] != Replicated():
-                return None
-            port[d] = Partial(str(s.index[d].monoid))
+    for d in reduces:
+        if any(inputs[p][d] != Replicated() for p in s.initial):
+            return None
+        for port in [inputs[p] for p in s.initial] + outputs:
+            if port[d] == Replicated():
+                port[d] = Partial(str(s.index[d].monoid))
     return inputs, outputs

@@ -65,8 +65,10 @@ def random_operand(rng: Random, extents: tuple[int, ...]) -> tuple[Projection, T
 def random_output(
     rng: Random, extents: tuple[int, ...], roles: list[str]
 ) -> tuple[Projection, TensorType]:
-    """Mostly every map dim on its own or as a digit, each point a few cells; sometimes anything."""
-    maps = [d for d, r in enumerate(roles) if r not in ("reduce", "join") or rng.random() < 0.03]
+    """Mostly every map dim, and some reduce dims, on its own or as a digit, each point a few cells;
+    sometimes anything."""
+    apart = {"reduce": 0.7, "join": 0.97}
+    maps = [d for d, r in enumerate(roles) if rng.random() >= apart.get(r, 0.0)]
     left, matrix, boxes, offsets, shape = rng.sample(maps, len(maps)), [], [], [], []
     while left:
         row, stride = [0] * len(extents), rng.choice([1, 1, 1, 2])

@@ -37,8 +37,6 @@ from tests.metakernels.test_legality import random_signature
 from tests.shard import test_saturate as saturation
 
 #: Roles of dims that rules cut without leaving partial results.
-_MAPPED = ("map", "scan", "join")
-
 Cuts = tuple[tuple[int, ...], ...]
 
 
@@ -161,7 +159,7 @@ def chains(
 ) -> Iterator[tuple[int, ...]]:
     """Dims of which each is the digit below the one before, and all but the last are cut into
     single points."""
-    for e in (d for d, axes in enumerate(cuts) if axes and s.index[d].role in _MAPPED):
+    for e in (d for d, axes in enumerate(cuts) if axes and s.index[d].role != "whole"):
         if e in above or s.extents[e] % mesh.parts(cuts[e]):
             continue
         own = (*above, e)

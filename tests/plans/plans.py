@@ -77,7 +77,7 @@ def strategy(
         for p, (projection, type_) in enumerate(ports):
             effect = reach(projection, type_.shape, sizes, d, parts)
             if isinstance(effect, int):
-                if (p >= inputs and role in ("reduce", "join")) or dims[p][effect]:
+                if (p >= inputs and role == "join") or dims[p][effect]:
                     raise Illegal("two cuts of one dim")
                 dims[p][effect] = axes
             elif p >= inputs:

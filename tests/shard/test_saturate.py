@@ -287,8 +287,8 @@ def random_signature(rng: np.random.Generator) -> OperationSignature:
         return form, TensorType(tuple(shape), "float32")
 
     def output() -> tuple[Projection, TensorType]:
-        """Mostly, every map dim in a tensor dim of its own."""
-        maps = [d for d in range(rank) if roles[d] != "reduce"]
+        """Mostly, every map dim in a tensor dim of its own; some of the reduce dims, too."""
+        maps = [d for d in range(rank) if roles[d] != "reduce" or rng.random() < 0.3]
         if rng.random() < 0.3:
             return projection(maps, 0.9, padded=False)
         order = [int(d) for d in rng.permutation(maps)]

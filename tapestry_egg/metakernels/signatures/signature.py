@@ -29,8 +29,9 @@ InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
 class IndexDim:
     """One dim of the index space.
 
-    `map` dims reach every output; `reduce` dims reach no output, their partial results combine
-    under `monoid`; `whole` dims must not be cut. Devices that cut one of the other two exchange
+    `map` dims reach every output. If a `reduce` dim is cut, outputs that it does not reach are
+    partial under `monoid`, and those that it reaches are made block by block. `whole` dims must not
+    be cut. Devices that cut one of the other two exchange
     states of `monoid` at once: `scan` dims reach every output and are cumulative, so each device
     adds what the blocks before its own come to; `join` dims reach no output, and every device gets
     the result from the states of all, which are several arrays.

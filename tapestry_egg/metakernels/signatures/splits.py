@@ -105,9 +105,9 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
     * under cuts of map and scan dims every output falls into exactly its layout blocks: each such
       dim shards one tensor dim, in order, and the margins are zero;
     * outputs do not depend on cut `join` dims;
-    * under cuts of reduce dims outputs stay where they are: they are partial under the monoid, and
-      so are starting values (`initial`), which must not depend on the dim. One tensor is partial
-      under one monoid only.
+    * under cuts of a reduce dim outputs that do not depend on it are partial under its monoid, and
+      the others fall into blocks. Starting values (`initial`) must not depend on it, and are
+      partial. One tensor is partial under one monoid only.
 
     Operands make no split illegal: each cut dim finds an operand replicated, in blocks, near
     blocks, or else gathered. Several cut dims may share one tensor dim as the digits of its block
@@ -151,16 +151,15 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
         found = shards.access(projection, tensor)
         for d, access in found.items():
             name, here = signature.index[d].name, f"output {q}"
-            if d in reduces:
-                if access != Replicated():
-                    return Split(parts, refusal=f"{here} depends on the reduce dim {name}")
+            if d in reduces and access == Replicated():
                 found[d] = Partial(monoids[d])
             elif d in joins:
                 if access != Replicated():
                     return Split(parts, refusal=f"{here} depends on the joined dim {name}")
             elif not isinstance(access, Blocks) or access.lo or access.hi:
                 return Split(parts, refusal=f"{here} does not fall into blocks along {name}")
-        if not shards.fill(projection, tensor, tuple(d for d in parts if d not in reduces | joins)):
+        blocks = tuple(d for d, access in found.items() if isinstance(access, Blocks))
+        if not shards.fill(projection, tensor, blocks):
             return Split(parts, refusal=f"output {q}: shards without points have blocks to make")
         outputs.append(found)
     inputs = []
