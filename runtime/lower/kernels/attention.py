@@ -8,6 +8,10 @@ these (`tracing/fused_attention.py`), and one that spells attention out is rewri
 Elsewhere it runs in blocks, one after another, of which only one has its scores in memory: of some
 sequences, where all rows of one have room, else of some heads, else of some rows, which read all
 keys again. Under a causal mask a block reads no more than the keys that rows of its part see.
+
+If rows are sharded, a device has a block of them, with `offset` rows before it. All devices run one
+program of fixed shapes, so it has a branch for every block (`in_rows`), each with the keys that the
+rows of its block see.
 """
 
 from __future__ import annotations
@@ -47,8 +51,10 @@ def flash_attention(
     causal: bool,
     window: int,
     fill: float,
+    offset: int = 0,
 ) -> list[jax.Array]:
-    """[output, logarithm of the sum] of q[b, t, n, h], k[b, s, g, h] and v[b, s, g, h]."""
+    """[output, logarithm of the sum] of q[b, t, n, h], k[b, s, g, h] and v[b, s, g, h]. Under a
+    causal mask row 0 of q sees the keys up to number `offset`."""
     batch, rows, heads, width = q.shape
     groups = k.shape[2]
     split = q.reshape(batch, rows, groups, heads // groups, width)
@@ -56,7 +62,7 @@ def flash_attention(
 
     def block(start: Any, first: int, parts: Any, sums: Any) -> Any:
         v = parts["v"]
-        s = scores(parts["q"], parts["k"], parts.get("mask"), start=start, first=first)
+        s = scores(parts["q"], parts["k"], parts.get("mask"), start=offset + start, first=first)
         weights, stats = _softmax(s)
         out = jnp.einsum(
             "bgrts,bsgh->btgrh", weights.astype(v.dtype), v, preferred_element_type=s.dtype
@@ -66,7 +72,7 @@ def flash_attention(
     by_row, by_key = {"q": split}, {"k": k, "v": v}
     _place(mask, rows, by_row, by_key, split.shape)
     made, room = [], _room(split.shape, k.shape[1])
-    for low, high, first, last in _parts(split.shape, k.shape[1], causal, window):
+    for low, high, first, last in _parts(split.shape, k.shape[1], causal, window, offset):
         given = _seen(by_row, by_key, (low, high), (first, last))
         made.append(_in_blocks(partial(block, first=first), *given, low, room)[0])
     out, stats = (jnp.concatenate(x, axis=1) for x in zip(*made, strict=True))
@@ -86,6 +92,7 @@ def flash_attention_backward(
     causal: bool,
     window: int,
     fill: float,
+    offset: int = 0,
 ) -> list[jax.Array]:
     """Gradients by q, k and v, from the results of `flash_attention` and the output's gradient.
 
@@ -108,7 +115,7 @@ def flash_attention_backward(
     def block(start: Any, first: int, parts: Any, sums: Any) -> Any:
         k, v = parts["k"], parts["v"]
         seen, query, given = parts.get("mask"), parts["q"], parts["grad"]
-        s = scores(query, k, seen, start=start, first=first)
+        s = scores(query, k, seen, start=offset + start, first=first)
         weights = _weights(s, parts["stats"].transpose(0, 2, 3, 1)[..., None].astype(wide))
         by_weight = product("btgrh,bsgh->bgrts", given, v)
         less = by_weight - parts["delta"].transpose(0, 2, 3, 1)[..., None]
@@ -130,7 +137,7 @@ def flash_attention_backward(
     _place(mask, rows, by_row, by_key, shape)
     dk, dv = each_filled([(x.shape, 0.0, wide) for x in (k, v)], after=grad)
     made, room = [], _room(shape, keys)
-    for begin, end, first, last in _parts(shape, keys, causal, window):
+    for begin, end, first, last in _parts(shape, keys, causal, window, offset):
         given = _seen(by_row, by_key, (begin, end), (first, last))
         sums = (dk[:, first:last], dv[:, first:last])
         dq, sums = _in_blocks(partial(block, first=first), *given, begin, room, sums)
@@ -219,7 +226,7 @@ def _seen(
 
 
 def _parts(
-    shape: Sequence[int], keys: int, causal: bool, window: int
+    shape: Sequence[int], keys: int, causal: bool, window: int, offset: int
 ) -> Sequence[tuple[int, int, int, int]]:
     """Parts of the rows [low, high) with the keys [first, last) that they see: under a causal mask
     as many as there are blocks, up to a few."""
@@ -229,10 +236,15 @@ def _parts(
     out = []
     for low in range(0, rows, size):
         high = min(rows, low + size)
-        last = max(1, min(keys, high)) if causal else keys
-        first = max(0, min(last - 1, low - window + 1)) if causal and window else 0
-        out.append((low, high, first, last))
+        seen = _seen_by(offset + low, offset + high, keys, window) if causal else (0, keys)
+        out.append((low, high, *seen))
     return out
+
+
+def _seen_by(low: int, high: int, keys: int, window: int) -> tuple[int, int]:
+    """The keys [first, last) that rows [low, high) see under a causal mask, one at least."""
+    last = max(1, min(keys, high))
+    return (max(0, min(last - 1, low - window + 1)) if window else 0), last
 
 
 def _room(shape: Sequence[int], keys: int) -> int:
@@ -310,6 +322,38 @@ def _put(whole: jax.Array, part: jax.Array, at: Sequence[Any]) -> jax.Array:
     return lax.dynamic_update_slice(whole, part, (*at, *[0] * (whole.ndim - len(at))))
 
 
+def in_rows(
+    bind: Callable[..., list[jax.Array]],
+    operands: Sequence[jax.Array],
+    number: Any,
+    count: int,
+    window: int,
+) -> list[jax.Array]:
+    """What either kernel gives under a causal mask of block `number` of `count` blocks of rows.
+
+    `operands` are those of the kernel, with the rows of the block and all keys; `number` is traced.
+    """
+    rows, keys = operands[0].shape[1], operands[1].shape[1]
+
+    def block(j: int) -> Callable[..., list[jax.Array]]:
+        first, last = _seen_by(j * rows, (j + 1) * rows, keys, window)
+
+        def run(*operands: jax.Array) -> list[jax.Array]:
+            q, k, v, *rest = operands
+            k, v = (lax.slice_in_dim(x, first, last, axis=1) for x in (k, v))
+            if rest and rest[-1].ndim == 4 and len(rest) in (1, 4) and rest[-1].shape[3] > 1:
+                rest[-1] = lax.slice_in_dim(rest[-1], first, last, axis=3)
+            made = bind(q, k, v, *rest, offset=j * rows - first)
+            around = [(0, 0), (first, keys - last), (0, 0), (0, 0)]
+            return [
+                x if n == 0 or len(made) == 2 else jnp.pad(x, around) for n, x in enumerate(made)
+            ]
+
+        return run
+
+    return list(lax.switch(number, [block(j) for j in range(count)], *operands))
+
+
 def runs_on_cudnn(dtype: Any, width: int) -> bool:
     """Whether cuDNN has attention of a dtype over heads of a width."""
     return dtype.name in _CUDNN_DTYPES and width % 8 == 0 and width <= _CUDNN_WIDTH
@@ -326,6 +370,12 @@ def by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[.
         width = operands[0].shape[-1]
         if kernel is None or len(operands) != plain or not runs_on_cudnn(operands[0].dtype, width):
             return elsewhere(*operands, **params)
+        if offset := params.pop("offset", 0):
+
+            def at_first(*operands: jax.Array, **other: Any) -> list[jax.Array]:
+                return run(*operands, **params | other)
+
+            return after_rows(at_first, operands, offset, params["window"])
         none = jnp.zeros(0, operands[0].dtype)
         mask = cudnn.MaskType.CAUSAL if params["causal"] else cudnn.MaskType.NO_MASK
         more: dict[str, Any] = {"is_training": True} if name == "fwd" else {}
@@ -348,6 +398,49 @@ def by_cudnn(name: str, elsewhere: Callable[..., list[jax.Array]]) -> Callable[.
         return list(made)
 
     return run
+
+
+def after_rows(
+    run: Callable[..., list[jax.Array]], operands: Sequence[jax.Array], offset: int, window: int
+) -> list[jax.Array]:
+    """Causal attention of a block of rows with `offset` rows before it, by `run`, a kernel that
+    counts rows from the first key, as cuDNN's does.
+
+    All rows of the block see all of the first `offset` keys, and the others as in a square of their
+    own; both together are one softmax. If a window hides some of the first keys, rows of zeros take
+    the place of those before the block.
+    """
+    q, k, v, *rest = operands
+    rows, keys = q.shape[1], k.shape[1]
+    forward = not rest
+    if window and offset + rows > window:
+
+        def behind(x: jax.Array) -> jax.Array:
+            dim = 1 if x.ndim == 4 else 2
+            return jnp.pad(x, [(offset if d == dim else 0, 0) for d in range(x.ndim)])
+
+        made = run(behind(q), k, v, *map(behind, rest))
+        if forward:
+            return [made[0][:, offset:], made[1][:, :, offset:]]
+        return [made[0][:, offset:], *made[1:]]
+    ends = [(0, min(offset, keys), False), (offset, keys, True)]
+    parts = [
+        run(q, k[:, a:b], v[:, a:b], *rest, causal=causal, window=0)
+        for a, b, causal in ends
+        if a < b
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    (one, *of_one), (two, *of_two) = parts
+    wide = jnp.float32
+    if not forward:
+        sums = one.astype(wide) + two.astype(wide)
+        joined = [jnp.concatenate(x, axis=1) for x in zip(of_one, of_two, strict=True)]
+        return [sums.astype(q.dtype), *joined]
+    stats = jnp.logaddexp(of_one[0], of_two[0])
+    shares = [jnp.exp(s - stats).transpose(0, 2, 1)[..., None] for s in (of_one[0], of_two[0])]
+    out = one.astype(wide) * shares[0] + two.astype(wide) * shares[1]
+    return [out.astype(q.dtype), stats]
 
 
 def _widened(run: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:

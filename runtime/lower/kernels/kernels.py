@@ -18,7 +18,7 @@ from tapestry_egg.errors import PlanError, TemplateError
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.plans.collectives import zero
+from tapestry_egg.plans.collectives import block_number, zero
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.plan import Strategy
 
@@ -456,6 +456,18 @@ def _localize(
 
 
 #: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
+def _fused_attention(call: Call) -> list[jax.Array]:
+    """Rows of a causal mask see the keys up to their own place among all rows."""
+    (rows,) = (d for d, n in enumerate(call.signature.outputs[0].matrix[1]) if n)
+    if not (call.params["causal"] and call.block.is_cut(rows)):
+        return _bound(call)
+    from .attention import in_rows
+
+    number = block_number(call.block.cuts[rows], call.block.mesh)
+    count = call.block.mesh.parts(call.block.cuts[rows])
+    return in_rows(call.bind, call.operands, number, count, call.params["window"])
+
+
 LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "iota": _iota,
     "iota_2x32_shape": _iota_words,
@@ -466,6 +478,8 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "dynamic_update_slice": _dynamic_update_slice,
     "select_and_scatter_add": _select_and_scatter_add,
     "gather": _gather,
+    "flash_attention": _fused_attention,
+    "flash_attention_backward": _fused_attention,
     **dict.fromkeys(
         (
             "scatter",
