@@ -127,8 +127,7 @@ def _draw(
     of its operations in the shards that it makes."""
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.plans.plan import Plan
-    from tapestry_egg.show.drawing import MOST_OPERATIONS, draw, parse_cover, plan_covers
-    from tapestry_egg.show.zoom.plan_svg import draw_plan
+    from tapestry_egg.show.drawing import draw, draw_plan, parse_cover, plan_covers
 
     if isinstance(loaded, Front):
         raise typer.BadParameter("a front is drawn by `tapestry-egg front --svg`; save a plan")
@@ -141,7 +140,7 @@ def _draw(
     graph = loaded.body.graph if isinstance(loaded, Plan) else loaded.graph
     chosen = range(int(first), int(after)) if operations else range(len(graph.operations))
     shards = {at: boxes for at, boxes in shards.items() if at[0] in chosen}
-    if isinstance(loaded, Plan) and len(chosen) <= MOST_OPERATIONS:
+    if isinstance(loaded, Plan):
         shards = {at: boxes for at, boxes in plan_covers(loaded).items() if at[0] in chosen}
     shards.update(parse_cover(graph, text) for text in covers)
     say(f"drawn: {draw(graph, path, shards, chosen if operations else None)}")

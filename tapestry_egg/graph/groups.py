@@ -18,21 +18,17 @@ _NAME = re.compile(r"\['([^']*)'\]")
 Group = tuple[str, list[int]]
 
 
-def grouped(graph: BlockGraph, chosen: range, alone: set[int], most: int) -> list[Group]:
+def grouped(graph: BlockGraph, chosen: range, most: int) -> list[Group]:
     """Operations in at most about `most` groups of neighbours, as (what they are called, numbers).
 
     Neighbours in program order are grouped by as much of their place as leaves few enough groups,
     so that groups depend on each other one way only. Where even the outermost places change too
     often, small groups join their neighbours, and are called as most of their operations are.
-    Operations in `alone` are groups of their own.
     """
     places = _places(graph)
 
     def runs(depth: int) -> Iterator[Group]:
-        def key(i: int) -> tuple[int, str]:
-            return (i if i in alone else -1, _called(places[i], depth))
-
-        for (_, name), numbers in groupby(chosen, key):
+        for name, numbers in groupby(chosen, lambda i: _called(places[i], depth)):
             yield name, list(numbers)
 
     deepest = max((len(places[i][1]) for i in chosen), default=1)
@@ -43,19 +39,19 @@ def grouped(graph: BlockGraph, chosen: range, alone: set[int], most: int) -> lis
     counted = [(Counter({name: len(numbers)}), numbers) for name, numbers in runs(1)]
     least = 1
     while len(counted) > most and least < 2 * len(chosen):
-        counted = _joined(counted, least, alone)
+        counted = _joined(counted, least)
         least *= 2
     return [(names.most_common(1)[0][0], numbers) for names, numbers in counted]
 
 
 def _joined(
-    groups: Sequence[tuple[Counter[str], list[int]]], least: int, alone: set[int]
+    groups: Sequence[tuple[Counter[str], list[int]]], least: int
 ) -> list[tuple[Counter[str], list[int]]]:
     """Groups of fewer operations than `least`, and equally called ones, with those before them."""
     out: list[tuple[Counter[str], list[int]]] = []
     for names, numbers in groups:
         last = out[-1] if out else None
-        if last is not None and not alone & {last[1][0], numbers[0]}:
+        if last is not None:
             small = min(len(last[1]), len(numbers)) < least
             if small or last[0].most_common(1)[0][0] == names.most_common(1)[0][0]:
                 out[-1] = last[0] + names, last[1] + numbers

@@ -7,8 +7,9 @@ from base64 import b64encode
 from collections.abc import Sequence
 
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.show.zoom.pages import Page, plan_pages
-from tapestry_egg.show.zoom.plan_svg import DrawnPage, drawn_page, pages_svg
+from tapestry_egg.show.pages import plan_pages
+from tapestry_egg.show.picture import Page
+from tapestry_egg.show.picture_svg import DrawnPage, drawn_page, pages_svg
 
 #: Characters that the pictures of all plans of a page may take, packed.
 ROOM = 600_000

@@ -16,8 +16,8 @@ from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.show.chart import front_svg
+from tapestry_egg.show.picture_svg import zoom_script
 from tapestry_egg.show.plot import front_info
-from tapestry_egg.show.zoom.plan_svg import zoom_script
 
 from .page_data import page_data
 from .runs import Run

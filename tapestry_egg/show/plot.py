@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from tapestry_egg.atomic import write_atomic
-from tapestry_egg.errors import ExtractError
+from tapestry_egg.errors import ExtractError, TapestryError
 from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.plans.plan import Plan
 
@@ -160,19 +160,17 @@ def _knee(corners: Sequence[tuple[float, float]], index: Sequence[int]) -> int |
 def plot_front(info: FrontInfo, path: str | Path, *, scale: Scale = "auto") -> Path:
     """Draw `info` into the file `path` and return it. The file appears whole or not at all.
 
-    A name without an ending, or with `.svg`, gets SVG; any other format is drawn by matplotlib, and
-    TapestryError is raised where that is not installed or does not know it.
-
     `scale` is that of both axes; `auto` takes a logarithmic one where an axis spans more than a
-    factor of eight.
+    factor of eight. Raises TapestryError for a name with another ending than `.svg`.
     """
     from .chart import front_svg
 
     path = Path(path)
-    if path.suffix.lower() in ("", ".svg"):
-        write_atomic(path, front_svg(info, scale=scale))
-    else:
-        from .chart_raster import draw_front
-
-        draw_front(info, path, scale)
+    if path.suffix.lower() not in ("", ".svg"):
+        raise TapestryError(
+            f"a front cannot be drawn as {path.suffix}",
+            where=str(path),
+            hint="Call the file .svg; browsers and Inkscape turn SVG into other formats.",
+        )
+    write_atomic(path, front_svg(info, scale=scale))
     return path

@@ -38,7 +38,7 @@ def test_a_step_is_told_by_its_layers_forwards_and_backwards_and_its_optimizer()
     square = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     w = {"layers": [{"q": square, "v": square, "up": square}] * LAYERS}
     graph = te.trace(train, w, square).graph
-    found = grouped(graph, range(len(graph.operations)), set(), 16)
+    found = grouped(graph, range(len(graph.operations)), 16)
     names = [name for name, _ in found]
     forwards = [f"layers[{k}]" for k in range(LAYERS)]
     backwards = [f"layers[{k}] backward" for k in reversed(range(LAYERS))]
@@ -60,5 +60,5 @@ def test_what_few_operations_interrupt_is_one_group() -> None:
 
     square = jax.ShapeDtypeStruct((16, 16), jnp.float32)
     graph = te.trace(mixed, square, square).graph
-    found = grouped(graph, range(len(graph.operations)), set(), 4)
+    found = grouped(graph, range(len(graph.operations)), 4)
     assert len(found) <= 4 and {name for name, _ in found} == {"long"}

@@ -36,12 +36,12 @@ from tapestry_egg.report.packed import packed
 from tapestry_egg.report.page_data import page_data
 from tapestry_egg.report.report import write_report
 from tapestry_egg.report.runs import Run, load_runs
+from tapestry_egg.show import picture as picture_module
 from tapestry_egg.show.chart import front_svg
+from tapestry_egg.show.pages import plan_pages
+from tapestry_egg.show.picture_svg import DrawnPage, drawn_page
 from tapestry_egg.show.plot import front_info
 from tapestry_egg.show.text import graph_data, graph_text, plan_data, plan_text
-from tapestry_egg.show.zoom import pages as zoom
-from tapestry_egg.show.zoom.pages import plan_pages
-from tapestry_egg.show.zoom.plan_svg import DrawnPage, drawn_page
 
 COLLECTIVE = PlannedCollective("all_gather", ("x",), 2, 1024, 512.0, 3, "%1", "output", "toy.py:3")
 VOID = {"meta", "path", "line", "circle", "rect"}
@@ -332,7 +332,7 @@ def test_pictures_of_plans_are_packed_while_there_is_room(
     large = next(p for p in pages if p.parent and any(q.parent == p.id for q in pages))
     noise = Random(0).randbytes(8 * len(whole)).hex()
 
-    def heavy(page: zoom.Page, by: Mapping[str, zoom.Page]) -> DrawnPage:
+    def heavy(page: picture_module.Page, by: Mapping[str, picture_module.Page]) -> DrawnPage:
         one = drawn_page(page, by)
         return replace(one, text=one.text + noise) if page == large else one
 

@@ -16,9 +16,11 @@ import tapestry_egg as te
 from tapestry_egg.cli.app import main
 from tapestry_egg.errors import GraphError
 from tapestry_egg.plans.plan import BodyPlan, Plan
-from tapestry_egg.show.zoom import pages as pages_module
-from tapestry_egg.show.zoom.pages import Page, plan_pages
-from tapestry_egg.show.zoom.plan_svg import draw_plan, drawn_page, pages_svg
+from tapestry_egg.show import pages as pages_module
+from tapestry_egg.show.drawing import draw_plan
+from tapestry_egg.show.pages import plan_pages
+from tapestry_egg.show.picture import Page
+from tapestry_egg.show.picture_svg import drawn_page, pages_svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -61,7 +63,7 @@ def by_kernels(pages: tuple[Page, ...]) -> list[Page]:
 def test_every_operation_and_collective_has_its_place(
     plan: Plan, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pages_module, "MOST_KERNELS", most)
+    monkeypatch.setattr(pages_module._Body, "most", most)
     pages = plan_pages(plan)
     assert any(i.kind == "group" for i in pages[0].picture.items) == (most == 2)
     drawn = Counter(
