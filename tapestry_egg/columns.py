@@ -21,7 +21,7 @@ _NARROW, _LEAST = 12, 60
 # Columns of a name, such as `train.py:17`, that is broken last of all.
 _NAME = 24
 # One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
-_ONE = r"\[(?:[\w·.*]+(?:, )?)*\](?: \+\w+\([^)]*\))*"
+_ONE = r"\[(?:(?:[^\W\d][\w·]*|\.)(?:, )?)*\](?: \+\w+\([^)]*\))*"
 _TYPE = r"\w+\[[\d, ]*\]"
 _WHOLE, _KEPT = re.compile(f"{_TYPE}|{_ONE}"), "\0"
 # Cells of which no word is broken.
@@ -105,6 +105,11 @@ def _joined(text: str) -> str:
 def _longest(text: str) -> int:
     """The length of the longest word."""
     return max(map(len, _joined(text).split(" ")))
+
+
+def shortened(text: str, most: int) -> str:
+    """A text of at most so many characters."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
 def percent(share: float) -> str:

@@ -326,7 +326,8 @@ class Front:
         batches = f" {'batches':>7}" if split else ""
         width = 10 if counted or split else 12
         titles = " ".join(f"{o.name.removesuffix('_bytes'):>{width}}" for o in columns)
-        lines = [f"{'plan':6} {'mesh':10}{counted}{batches} {titles} {'gap*':>7}"]
+        gap = "gap*" if any(p.bound > 0 for p in self.every) else "gap"
+        lines = [f"{'plan':6} {'mesh':10}{counted}{batches} {titles} {gap:>7}"]
         for p in self.every:
             mark = {PEAK_BYTES: "" if self.fits(p) else " !"}
             cells = " ".join(f"{o.format(o.value(p)) + mark.get(o, ''):>{width}}" for o in columns)

@@ -49,7 +49,7 @@ NAME = "tapestry-egg"
 app = typer.Typer(
     name=NAME,
     help="The Pareto front of ways to run a JAX program on a mesh of devices.\n\n"
-    f"Stages: {' -> '.join(VERBS)}. Progress tells each with the pass at work, by its name in "
+    f"Stages: {' -> '.join(VERBS)}. Progress names the pass at work, as in "
     "docs/architecture.md.",
     add_completion=False,
     rich_markup_mode=None,

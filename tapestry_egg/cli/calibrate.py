@@ -52,7 +52,10 @@ def calibrate(
         return
     say(f"written: {', '.join(str(Path(out).parent / x) for x in _files(Path(out), target))}")
     if found.watts is None:
-        say(f"power was not measured: no driver tells it here; it is that of {like or 'its kind'}")
+        say(
+            "power was not measured, because no driver reports it here; it is that of "
+            f"{like or 'its kind'}"
+        )
     for error in table_errors(target.matmuls, None):
         say(f"{error.what}: rows left out are foretold to {error.median:.1%} in the median")
     print(f"{out}:{found.devices}")

@@ -86,8 +86,8 @@ Pin = Annotated[
     typer.Option(
         "--pin",
         metavar="PATH=AXES",
-        help="Layout of an input: the axes that cut each dim, such as [0]['w']=-,x or w=x+y, where "
-        "no other path has a w; of a value %12, FILE:LINE or result[0]; may be repeated.",
+        help="Layout of an input: the axes that shard each dim, such as [0]['w']=-,x or w=x+y, "
+        "where no other path has a w; of a value %12, FILE:LINE or result[0]; may be repeated.",
     ),
 ]
 State = Annotated[
@@ -198,8 +198,8 @@ def parse_pins(pins: Iterable[str]) -> dict[str, tuple[tuple[str, ...] | None, .
             raise ExtractError(
                 f"{text!r} is not PATH=AXES",
                 where="--pin",
-                hint="[0]['w']=-,x leaves the first dim whole and cuts the second over x; "
-                "x+y cuts over both, x outside; nothing after = replicates.",
+                hint="[0]['w']=-,x shards the second dim over x; "
+                "x+y shards over both, x outside; nothing after = replicates.",
             )
         found[path.strip()] = tuple(d or None for d in cut)
     return found

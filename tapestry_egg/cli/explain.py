@@ -54,7 +54,7 @@ def explain(
         list[str] | None,
         typer.Option(
             metavar="NAME=LAYOUT",
-            help="Why a tensor does not lie so: [0]['w']=(None, 'x'), %12=-,x, result[0]=x, "
+            help="Why a tensor has no such layout: [0]['w']=(None, 'x'), %12=-,x, result[0]=x, "
             "FILE:LINE=x. Searches; may be repeated.",
         ),
     ] = None,
@@ -148,7 +148,7 @@ def layouts(said: Sequence[str]) -> Mapping[str, Any]:
             raise ExtractError(
                 f"{one!r} is not NAME=LAYOUT",
                 where="--why-not",
-                hint="[0]['w']=(None, 'x'): per dim the axis that cuts it, several, or None.",
+                hint="[0]['w']=(None, 'x'): per dim the axis that shards it, several, or None.",
             )
         found[path.strip()] = spec if isinstance(spec, tuple) else (spec,)
     return found

@@ -97,14 +97,19 @@ class CostTable:
         energy = ENERGY.format(sum(p.joules for p in self.parts))
         total = TIME.format(sum(p.seconds for p in self.parts))
         said = f"{total} one after another, {energy}"
-        return columns(cells, right=range(1, 8)) + f"\n{said}"
+        # What no row has is left out: a collective has no flops, and few run beside kernels.
+        full = [k for k in range(len(heads)) if k == 0 or any(row[k] != "-" for row in cells[1:])]
+        table = [[row[k] for k in full] for row in cells]
+        return columns(table, right=range(1, len(full) - 1)) + f"\n{said}"
 
 
 def cost_table(parts: Sequence[CostPart], by: str, where: str = "") -> CostTable:
     """Parts counted together by a key. Raises ExtractError for a key that is none."""
     if by not in KEYS:
         raise ExtractError(
-            f"costs cannot be told by {by!r:.40}", where=where, hint=f"Keys are {', '.join(KEYS)}."
+            f"there is no table of costs by {by!r:.40}",
+            where=where,
+            hint=f"Keys are {', '.join(KEYS)}.",
         )
     whole = sum(p.seconds for p in parts)
     groups: dict[str, list[CostPart]] = {}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from tapestry_egg.columns import short_places, told_once, wrapped
+from tapestry_egg.columns import short_places, starred, told_once, wrapped
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
@@ -63,17 +63,30 @@ class Peak:
         """All of it as plain data, for JSON."""
         return {**asdict(self), "by_kind": self.by_kind()}
 
-    def summary(self, place: str = "") -> str:
-        """In a line: when, in which kernel, and how much is what; `place` in place of its line."""
+    def lines(self, named: Callable[[str], str] = str, most: int | None = None) -> list[str]:
+        """When and where the peak is, how much is what, and the `most` kinds of arrays that take
+        most together; a line of the program is called what `named` says."""
+        totals: dict[tuple[str, ...], float] = {}
+        rows: list[list[str]] = []
+        for p in self.parts:
+            maker = " ".join(filter(None, (p.made_by, named(p.source))))
+            rows.append([p.name, p.type, p.layout, BYTES.format(p.bytes), p.kind, maker])
+            totals[_alike(rows[-1])] = totals.get(_alike(rows[-1]), 0.0) + p.bytes
+        rows.sort(key=lambda row: -totals[_alike(row)])
         kinds = ", ".join(f"{BYTES.format(n)} {_WORDS[k]}" for k, n in self.by_kind().items())
-        kernel = " at ".join(filter(None, (self.running, place or self.source)))
-        return f"{TIME.format(self.seconds)} into the step, in {kernel}: {kinds}"
+        kernel = " at ".join(filter(None, (self.running, named(self.source))))
+        return [
+            f"peak: {BYTES.format(self.bytes)}, {TIME.format(self.seconds)} into the step, in "
+            f"{kernel}",
+            f"  {kinds}",
+            told_once(rows, paths=True, right=(3,), most=most),
+        ]
 
     def __str__(self) -> str:
         at = short_places([self.source, *(p.source for p in self.parts)])
-        rows = [
-            [p.name, p.type, p.layout, BYTES.format(p.bytes), p.kind, p.made_by, at[p.source]]
-            for p in self.parts
-        ]
-        head = f"{BYTES.format(self.bytes)}, {self.summary(at[self.source])}"
-        return printable(wrapped(f"{head}\n{told_once(rows, paths=True, right=(3,))}"))
+        return printable(wrapped("\n".join(self.lines(lambda place: at[place]))))
+
+
+def _alike(row: Sequence[str]) -> tuple[str, ...]:
+    """What rows have in common that `told_once` makes one of."""
+    return (starred(row[0]) if row[0][:1] != "%" else "", *row[1:])

@@ -279,7 +279,7 @@ function start() {
     const grid = cells(plan.axes, dims), rows = grid.length, columns = grid[0].length;
     const width = 170, height = Math.min(120, Math.max(28, 26 * rows));
     const svg = node("svg", { viewBox: `0 0 ${width} ${height}`, role: "img",
-      "aria-label": `${text(name)} lies as ${layout(plan.axes, dims)}` });
+      "aria-label": `${text(name)} has layout ${layout(plan.axes, dims)}` });
     grid.forEach((line, r) => line.forEach((held, c) => {
       const hue = Math.round(360 * (r * columns + c) / (rows * columns));
       const words = held.length > 4 ? `${held[0]}-${held[held.length - 1]}` : held.join(",");

@@ -8,16 +8,14 @@ from typing import Any
 
 from tapestry_egg.columns import WIDEST, lines_of, short_paths, starred
 from tapestry_egg.extract.certify.certificate import ground_of
-from tapestry_egg.extract.certify.cost_parts import parts_of
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.peak_parts import peak_of
-from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.rules import load_books
+from tapestry_egg.show.account import Account, sent_by_line
 from tapestry_egg.show.text import plan_text
 
 from .packed import packed
@@ -77,11 +75,10 @@ def page_data(
 
 def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
     text = page.texts
-    seen = None
+    account = None
     if plan.origin is not None:
         ground = page.grounds.setdefault(id(plan.graph), ground_of(plan))
-        walk = Walk(plan, ground)
-        seen = (walk, walk.certificate())
+        account = Account(plan, ground=ground)
     data: dict[str, Any] = {
         "name": printable(plan.name),
         "mesh": printable(str(plan.mesh)),
@@ -90,7 +87,7 @@ def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
         "bound": plan.bound,
         "gap": plan.gap_shown,
         "fits": page.front.fits(plan),
-        "text": [text(line) for line in _lines(plan, seen)],
+        "text": [text(line) for line in _lines(plan, account)],
         "inputs": _inputs(page, plan),
         "moves": _moves(page, plan),
         "rules": [
@@ -99,15 +96,15 @@ def _plan(page: _Page, plan: Plan) -> dict[str, Any]:
         ],
         "parts": [],
     }
-    if seen is not None:
-        data |= _counted(page, *seen)
+    if account is not None:
+        data |= _counted(page, account)
     return data
 
 
-def _lines(plan: Plan, seen: tuple[Walk, Certificate] | None) -> list[str]:
+def _lines(plan: Plan, account: Account | None) -> list[str]:
     """What `explain` says of a plan, in lines of one width wherever the page is written."""
     with lines_of(WIDEST):
-        return plan_text(plan, seen=seen).split("\n")
+        return plan_text(plan, account=account).split("\n")
 
 
 def _inputs(page: _Page, plan: Plan) -> list[list[Any]]:
@@ -129,23 +126,19 @@ def _inputs(page: _Page, plan: Plan) -> list[list[Any]]:
 
 def _moves(page: _Page, plan: Plan) -> list[list[float]]:
     """Collectives of one kind, axes, tensor type and line: (what, times, bytes sent)."""
-    lines = short_paths({c.source.rpartition(":")[0] for c in plan.collectives} - {""})
+    paths = short_paths({c.source.rpartition(":")[0] for c in plan.collectives} - {""})
     found: dict[int, list[float]] = {}
-    for c in plan.collectives:
-        file, _, number = c.source.rpartition(":")
-        at = f" at {lines[file]}:{number}" if c.source else ""
-        what = f"{c.kind}({','.join(c.axes)}) of {c.value.partition(' ')[2]}{at}"
-        row = found.setdefault(page.texts(what), [0.0, 0.0])
-        row[0] += c.count
-        row[1] += c.wire_bytes * c.count
+    for (kind, axes, type_, line), (runs, sent) in sent_by_line(plan, paths).items():
+        what = f"{kind}({axes}) of {type_}{f' at {line}' if line else ''}"
+        found[page.texts(what)] = [runs, sent]
     return [[k, *row] for k, row in found.items()]
 
 
-def _counted(page: _Page, walk: Walk, found: Certificate) -> dict[str, Any]:
+def _counted(page: _Page, account: Account) -> dict[str, Any]:
     """Kernels and copies by name, what runs when, and the bytes alive."""
-    kernels, copies = parts_of(walk, found)
+    walk, found = account.walk, account.found
     sums: dict[int, list[float]] = {}
-    for p in (*kernels, *copies):
+    for p in (*account.kernels, *account.copies):
         if p.seconds > 0.0:
             row = sums.setdefault(page.texts(p.name), [0.0] * 4)
             for k, x in enumerate((p.seconds, p.hbm_bytes, p.wire_bytes, p.joules)):
@@ -159,7 +152,6 @@ def _counted(page: _Page, walk: Walk, found: Certificate) -> dict[str, Any]:
         (at, max(found.profile[2 * u : 2 * u + 2]))
         for (u, _, _), at in zip(step.runs, begins, strict=True)
     ]
-    peak = peak_of(walk, found)
     return {
         "parts": [[k, *(_round(x) for x in row)] for k, row in sums.items()],
         "lanes": [
@@ -170,7 +162,7 @@ def _counted(page: _Page, walk: Walk, found: Certificate) -> dict[str, Any]:
             for stream, some in bars.items()
         ],
         "memory": [[_round(at), int(amount)] for at, amount in _coarse(curve, found.seconds)],
-        "holds": [[kind, amount] for kind, amount in peak.by_kind().items()],
+        "holds": [[kind, amount] for kind, amount in account.peak.by_kind().items()],
     }
 
 

@@ -538,7 +538,7 @@ class _Body(_Graph):
             for name, axes in zip(names, self.body.strategies[k].cuts, strict=False)
             if axes
         ]
-        return ", ".join(words) or "whole on every device"
+        return ", ".join(words) or "replicated"
 
     def moved(self, k: int, v: int | None) -> list[Moved]:
         found = []
@@ -569,7 +569,7 @@ class _Body(_Graph):
 
     def legend(self, items: Sequence[Item]) -> tuple[tuple[str, str], ...]:
         used = {item.fill for item in items} | {c for item in items for c, _ in item.bands}
-        known = {WHOLE: "whole on every device"} | {c: n for n, c in self.pages.colours.items()}
+        known = {WHOLE: "replicated"} | {c: n for n, c in self.pages.colours.items()}
         return tuple((colour, words) for colour, words in known.items() if colour in used)
 
     def suffix(self) -> str:

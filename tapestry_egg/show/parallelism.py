@@ -57,12 +57,12 @@ class AxisUse:
         found = sorted((k for k in kinds if k[0] >= _FEW), reverse=True)
         whole = 1.0 - self.data - self.tensor - self.expert
         if not found:
-            words = "products not cut"
+            words = "products not sharded"
         elif len(found) == 1 and whole < _FEW:
             words = found[0][1]
         else:
             words = ", ".join(f"{word} for {share:.0%}" for share, word in found)
-            words += f", {whole:.0%} of the products not cut" if whole >= _FEW else ""
+            words += f", {whole:.0%} of the products not sharded" if whole >= _FEW else ""
         zero = f", {self._of_state()}" if self.data >= _FEW else ""
         return f"{words} {over}{zero}"
 

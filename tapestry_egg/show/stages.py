@@ -396,7 +396,7 @@ def _results_of(found: NetworkResult, asked: Asked) -> Iterator[str]:
 
 
 def _front_of(front: Front, asked: Asked) -> Iterator[str]:
-    rows = [["plan", "seconds", "peak", "lies as", "is moved by"]]
+    rows = [["plan", "seconds", "peak", "layout", "is moved by"]]
     for plan in front:
         value = value_named(plan.graph, asked.name)
         own = [c for c in plan.collectives if c.value.startswith(f"%{value} ")]

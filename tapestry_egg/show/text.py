@@ -8,21 +8,18 @@ from dataclasses import asdict
 from typing import Any
 
 from tapestry_egg.columns import alike, columns, short_paths, starred, told_once, wrapped
-from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.machine.objectives import COSTS, PEAK_BYTES, SECONDS, WIRE_BYTES
 from tapestry_egg.machine.topology import part
 from tapestry_egg.metakernels.views import View, folded_views
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
-from tapestry_egg.plans.planned import moved_by
 from tapestry_egg.plans.utilization import Utilization
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, OPERATIONS
 from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.updates import updates
 
-from .costs_told import LEGEND, near, where_costs_go
+from .account import LEGEND, Account
+from .costs_told import where_costs_go
 from .parallelism import summary
 
 # Outputs of an operation that are told one by one, and collectives of an update.
@@ -96,16 +93,14 @@ def graph_data(graph: BlockGraph) -> dict[str, Any]:
 # --- plans ----------------------------------------------------------------------------------------
 
 
-def plan_text(
-    plan: Plan, everything: bool = False, seen: tuple[Walk, Certificate] | None = None
-) -> str:
+def plan_text(plan: Plan, everything: bool = False, account: Account | None = None) -> str:
     """All about one plan: what every mesh axis does in an expert's words, what the plan costs and
     where that goes, how every tensor lies, and why every collective is there.
 
     Layouts are written as `Layout.show` does: one entry per dim, `.` where it is not cut. What is
     alike but for numbers in its name is told once, with a count, and operations that compilers run
     inside others are left out, but for `everything`. Lines are as wide as the terminal, or 80
-    columns. `seen` is the plan gone through, where that is at hand.
+    columns. `account` is that of the plan, where it is at hand.
     """
     numbers = [(o.title, o.format(o.value(plan))) for o in COSTS]
     bound = f"{SECONDS.format(plan.bound)}, gap {plan.gap_shown}" if plan.bound else "-"
@@ -118,7 +113,9 @@ def plan_text(
         numbers[k] = (numbers[k][0], f"{numbers[k][1]}, {rate}/s")
     if plan.origin is not None:
         numbers = _with_use(numbers, plan.utilization())
-    names = _places(plan.graph)
+    if account is None and plan.origin is not None:
+        account = Account(plan, "the costs")
+    names = short_paths({op.source.file for op in plan.graph.walk()} - {""})
     operations, left_out = _operation_rows(plan, everything, names)
     inputs, outputs = (_boundary_rows(plan, side) for side in ("inputs", "outputs"))
     same = 0 if everything else sum(row in inputs for row in outputs)
@@ -129,7 +126,7 @@ def plan_text(
         *_part(plan),
         *(f"  {line}" for line in summary(plan).split("; ")),
         columns(numbers, "  "),
-        *(where_costs_go(plan, names, seen) if plan.origin is not None else []),
+        *(where_costs_go(account) if account else []),
         "collectives, by kind",
         columns(_kind_rows(plan), "  ", right=(2, 3, 4)),
         "inputs",
@@ -143,7 +140,7 @@ def plan_text(
         *([f"  and {left_out} that run inside these, or move nothing"] if left_out else []),
         "collectives",
         told_once(_collective_rows(plan, names), everything, right=(0, 3), header=True, first=0),
-        *_update_lines(plan),
+        *(_update_lines(account) if account else []),
     ]
     if plan.steps:
         parts += ["rules, step by step", *(f"  {k}. {s}" for k, s in enumerate(plan.steps, 1))]
@@ -174,11 +171,6 @@ def _part(plan: Plan) -> list[str]:
     return [f"  {plan.mesh.devices} of {machine.devices} devices, the first {own}; {others}"]
 
 
-def _places(graph: BlockGraph) -> Mapping[str, str]:
-    """Files of a program by the shortest names that tell them apart."""
-    return short_paths({op.source.file for op in graph.walk()} - {""})
-
-
 def _lying_as_others(rows: Sequence[list[str]]) -> tuple[list[list[str]], list[str]]:
     """Rows of arguments without those that lie as another of the same path below its argument, as
     an optimizer's moments do as their weights; and what is said of these."""
@@ -197,7 +189,7 @@ def _lying_as_others(rows: Sequence[list[str]]) -> tuple[list[list[str]], list[s
         if tail[:1] == "[" and "'" in tail:
             known.setdefault(tail, (name, rest))
     words = [
-        f"  and {n} of {where} that lie as those of {as_}" for (where, as_), n in beside.items()
+        f"  and {n} of {where} with the layouts of {as_}" for (where, as_), n in beside.items()
     ]
     return kept, words
 
@@ -294,32 +286,28 @@ def _collective_rows(plan: Plan, names: Mapping[str, str]) -> list[list[str]]:
     rows = [["#", "kind", "axes", *["times"][:times], "sent", "at", "of", "for"]]
     for k, one in enumerate(plan.collectives):
         sent = BYTES.format(one.wire_bytes * one.count)
-        told = (near(one.source, names), one.value, one.reader)
+        file, _, line = one.source.rpartition(":")
+        told = (f"{names[file]}:{line}" if file else "", one.value, one.reader)
         kind = f"{one.kind} &{one.merged}" if one.merged else one.kind
         row = [kind, ",".join(one.axes), *[str(one.count)][:times], sent, *told]
         rows.append([str(k), *row])
     return rows if plan.collectives else [["none"]]
 
 
-def _update_lines(plan: Plan) -> list[str]:
+def _update_lines(account: Account) -> list[str]:
     """The numbers of collectives whose values become the next value of a leaf of the state, by the
-    leaf; equal layers are told as one."""
-    feedback = dict(plan.origin.feedback) if plan.origin is not None else {}
-    names = plan.graph.input_names
-    if not (feedback and names):
+    leaf; equal layers are one."""
+    names = account.plan.graph.input_names
+    if not names:
         return []
-    program = flatten(plan.graph, feedback)
-    number = {(int(b.parent), b.operation, b.region): k for k, b in enumerate(program.bodies)}
-    leaf = updates(program)
+    leaf = account.updates
     found: dict[str, list[tuple[str, int]]] = {}
-    for n, one in enumerate(moved_by(plan)):
-        body = 0
-        for operation, region in one.path:
-            body = number[body, operation, region]
-        v = None if one.fetch is None else program.bodies[body].values[one.fetch.value]
-        if v is not None and v in leaf:
-            name = names[leaf[v]]
-            found.setdefault(starred(name), []).append((name, n))
+    for n, one in enumerate(account.moved):
+        if one.fetch is not None:
+            v = account.program.bodies[account.body_at(one.path)].values[one.fetch.value]
+            if v in leaf:
+                name = names[leaf[v]]
+                found.setdefault(starred(name), []).append((name, n))
     rows = []
     for own in sorted(found.values(), key=lambda x: x[0][1]):
         numbers = ", ".join(str(n) for _, n in own[:_NUMBERS])

@@ -17,9 +17,7 @@ from tapestry_egg.plans.plan import Plan, Strategy
 from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, TIME
-from tapestry_egg.show.costs_told import LEGEND
-
-from .account import Account
+from tapestry_egg.show.account import LEGEND, Account
 
 # Kernels beside a collective that are told one by one.
 _FEW = 6
@@ -331,14 +329,14 @@ def _reason(account: Account, one: Moved, b: int, maker: int) -> str:
     assert f is not None and step is not None
     over = ", ".join(account.mesh.names[a] for a in step.axes)
     if step.kind in ("all_reduce", "reduce_scatter"):
-        end = "every device wants them whole" if step.kind == "all_reduce" else "each wants a part"
+        end = "every device needs the sums" if step.kind == "all_reduce" else "each needs a part"
         return (
             f"{_partial(account, b, maker, step.axes)} over {over}: {step.monoid}s of parts; {end}"
         )
     reads = _along(account, b, one.reader, f.value, step.dim or 0)
     if step.kind == "all_gather":
-        return f"it lies cut over {over} along dim {step.dim}, {reads}"
-    return f"it lies cut over {over} along dim {step.dim}; the reader cuts dim {step.to_dim}"
+        return f"it is sharded along dim {step.dim} over {over}, {reads}"
+    return f"it is sharded along dim {step.dim} over {over}, its reader along dim {step.to_dim}"
 
 
 def _partial(account: Account, b: int, maker: int, axes: Sequence[int]) -> str:
@@ -353,7 +351,7 @@ def _partial(account: Account, b: int, maker: int, axes: Sequence[int]) -> str:
         cut = [d for d, by in dims if d.role == "reduce" and set(by) & set(axes)]
         if cut:
             names = ", ".join(f"{d.name} ({d.size})" for d in cut)
-            return f"{account.called(b, at)} sums along {names}, cut{passed}"
+            return f"{account.called(b, at)} sums along {names}, sharded{passed}"
         before = [
             producers.get(v, -1)
             for v, need in zip(op.inputs, strategy.needs, strict=True)
@@ -362,7 +360,7 @@ def _partial(account: Account, b: int, maker: int, axes: Sequence[int]) -> str:
         # What was whole before is no sum: another operand is.
         before.sort(key=lambda k: k < 0 or not _gives_parts(plans.strategies[k], axes))
         if op.regions:
-            return f"the body of {account.called(b, at)} makes it in parts{passed}, cut"
+            return f"the body of {account.called(b, at)} makes it in parts{passed}, sharded"
         passed = passed or f" (and {account.called(b, at)} adds to it)"
         at = before[0] if before else -1
     return "it is made in parts"
@@ -377,12 +375,12 @@ def _along(account: Account, b: int, reader: int, value: int, dim: int) -> str:
     """What the reader does along a dim of the value that is gathered for it."""
     signature = account.signature(b, reader)
     if signature is None:
-        return "and is wanted whole there"
+        return "and its reader needs all of it"
     p = account.program.bodies[b].graph.operations[reader].inputs.index(value)
     rows = signature.inputs[p].matrix
     dims = [d for d, n in zip(signature.index, rows[dim], strict=True) if n] if rows else []
     names = ", ".join(f"{d.name} ({d.size})" for d in dims)
-    return f"and {account.called(b, reader)} goes along {names or 'it'} there, whole"
+    return f"and {account.called(b, reader)} reads all of {names or 'it'}"
 
 
 def _beside(account: Account, k: int) -> tuple[Beside, ...]:

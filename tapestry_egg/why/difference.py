@@ -3,12 +3,11 @@ that takes and saves, part by part."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tapestry_egg.columns import columns, told_once, wrapped
+from tapestry_egg.columns import columns, shortened, told_once, wrapped
 from tapestry_egg.machine.objectives import COSTS
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.peak import KINDS, Peak
@@ -16,13 +15,12 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
 from tapestry_egg.schedule.value_numbers import ValueNumbers
-from tapestry_egg.show.costs_told import LEGEND
-
-from .account import Account
+from tapestry_egg.show.account import LEGEND, Account, sent_by_line
 
 # Parts, tensors made and collectives that are told one by one, and the share of what changes in all
 # below which a part is not.
 _FEW, _SMALL = 12, 0.01
+_NAME = 36  # characters of a name
 _ABSENT = "-"
 
 
@@ -144,7 +142,7 @@ class Difference:
             return ["kernels and collectives take the same"]
         rows = [["what", self.one, self.other, "seconds", "memory", "sent", "energy", "flops"]]
         for p in told:
-            row = [_brief(p.name), TIME.format(p.one), TIME.format(p.other)]
+            row = [shortened(p.name, _NAME), TIME.format(p.one), TIME.format(p.other)]
             row += [_signed(p.seconds, TIME.format), _signed(p.hbm_bytes, BYTES.format)]
             row += [_signed(p.wire_bytes, BYTES.format), _signed(p.joules, ENERGY.format)]
             rows.append([*row, _signed(p.flops, OPERATIONS.format)])
@@ -167,7 +165,16 @@ class Difference:
         rows = [["operation", "reads", "makes", "at", self.one, self.other, ""]]
         for o in self.operations[:_FEW]:
             counts = [f"{n}×" if n else _ABSENT for n in (o.one, o.other)]
-            rows.append([o.kernel, _brief(o.reads), _brief(o.makes), o.source, *counts, o.text])
+            rows.append(
+                [
+                    o.kernel,
+                    shortened(o.reads, _NAME),
+                    shortened(o.makes, _NAME),
+                    o.source,
+                    *counts,
+                    o.text,
+                ]
+            )
         lines = ["operations that only one of them has", columns(rows, "  ", right=(4, 5))]
         if rest := len(self.operations[_FEW:]):
             lines.append(f"  and {rest} kinds more")
@@ -176,19 +183,23 @@ class Difference:
     def _layouts(self) -> list[str]:
         if not (self.lies or self.made):
             every = self.same_form or self.same_values
-            return ["every tensor lies the same" if every else "arguments and results lie the same"]
+            return [
+                "every tensor has the same layout"
+                if every
+                else "arguments and results have the same layouts"
+            ]
         lines = []
         if self.lies:
             rows = [["argument or result", "", self.one, self.other]]
             rows += [[x.name, x.type, x.one, x.other] for x in self.lies]
-            lines += ["arguments and results that lie otherwise"]
+            lines += ["arguments and results with another layout"]
             lines.append(told_once(rows, paths=True, header=True))
         else:
-            lines.append("arguments and results lie the same")
+            lines.append("arguments and results have the same layouts")
         if self.made:
             rows = [["made by", "", self.one, self.other, "at"]]
             rows += [[x.made_by, x.type, x.one, x.other, x.source] for x in self.made]
-            lines += ["tensors made inside that lie otherwise", told_once(rows, header=True)]
+            lines += ["tensors made inside with another layout", told_once(rows, header=True)]
         return lines
 
     def _collectives(self) -> list[str]:
@@ -206,10 +217,6 @@ class Difference:
         return lines
 
 
-def _brief(name: str, most: int = 36) -> str:
-    return name if len(name) <= most else f"{name[: most - 3]}..."
-
-
 def _signed(amount: float, form: Callable[[float], str]) -> str:
     """`+3 MiB`, `-3 MiB`, nothing for nothing."""
     return f"{'+' if amount > 0 else '-'}{form(abs(amount))}" if amount else ""
@@ -225,8 +232,6 @@ def difference(one: Plan, other: Plan) -> Difference:
 
     Raises ExtractError for plans of which it is not told what machine they were made for.
     """
-    from tapestry_egg.extract.certify.peak_parts import peak_of
-
     a, b = Account(one, "difference"), Account(other, "difference")
     same = same_form(one, other)
     shared = ValueNumbers()
@@ -245,7 +250,7 @@ def difference(one: Plan, other: Plan) -> Difference:
         made=tuple(inside),
         moves=_moves(a, b),
         parts=_parts([*a.kernels, *a.copies], [*b.kernels, *b.copies]),
-        memory=_memory(peak_of(a.walk, a.found), peak_of(b.walk, b.found)),
+        memory=_memory(a.peak, b.peak),
         rules=(
             tuple(sorted(set(one.rules) - set(other.rules))),
             tuple(sorted(set(other.rules) - set(one.rules))),
@@ -329,24 +334,12 @@ def _operations(
 
 
 def _moves(a: Account, b: Account) -> tuple[Moves, ...]:
-    Key = tuple[str, str, str, str]
-
-    def counted(account: Account) -> tuple[defaultdict[Key, float], defaultdict[Key, float]]:
-        runs: defaultdict[Key, float] = defaultdict(float)
-        sent: defaultdict[Key, float] = defaultdict(float)
-        for m in account.moved:
-            p = m.planned
-            key = (p.kind, ",".join(p.axes), p.value.partition(" ")[2], account.near(p.source))
-            runs[key] += p.count
-            sent[key] += p.wire_bytes * p.count
-        return runs, sent
-
-    (runs, sent), (others, theirs) = counted(a), counted(b)
-    found = [
-        Moves(*key, runs[key], others[key], sent[key], theirs[key])
-        for key in dict.fromkeys((*runs, *others))
-        if (runs[key], sent[key]) != (others[key], theirs[key])
-    ]
+    ours, theirs = sent_by_line(a.plan, a.paths), sent_by_line(b.plan, b.paths)
+    found = []
+    for key in dict.fromkeys((*ours, *theirs)):
+        (one, sent), (other, others) = ours.get(key, (0.0, 0.0)), theirs.get(key, (0.0, 0.0))
+        if (one, sent) != (other, others):
+            found.append(Moves(*key, one, other, sent, others))
     return tuple(sorted(found, key=lambda m: -abs(m.sent_other - m.sent_one)))
 
 

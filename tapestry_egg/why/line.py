@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tapestry_egg.columns import columns, percent, wrapped
+from tapestry_egg.columns import columns, percent, shortened, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
-
-from .account import Account
+from tapestry_egg.show.account import Account
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +75,7 @@ class LineCosts:
             rows.append(
                 [
                     f"{n:g}×" if n != 1 else "",
-                    _brief(one.name),
+                    shortened(one.name, 40),
                     one.value.partition(" ")[2] if one.value.startswith("%") else one.value,
                     TIME.format(whole),
                     TIME.format(whole / n) if n else "-",
@@ -99,10 +98,6 @@ class LineCosts:
             parts.append(columns(inside, "  ", right=(0,)))
         parts.append("a kernel counts for the line of its last operation, a copy for its reader's")
         return printable(wrapped("\n".join(parts)))
-
-
-def _brief(name: str, most: int = 40) -> str:
-    return name if len(name) <= most else f"{name[: most - 3]}..."
 
 
 def _alike(parts: Sequence[CostPart]) -> list[list[CostPart]]:

@@ -123,7 +123,7 @@ def recipes(front: Front, settings: Settings | None = None) -> Recipes:
     known = next((p for p in front.plans if p.origin is not None and p.program is not None), None)
     if known is None or known.program is None or known.origin is None:
         raise ExtractError(
-            "it is not told what program and machine the plans are for",
+            "the plans do not say which program and machine they are for",
             where="recipes",
             hint="Plans of a front know it, and those that were loaded from a file.",
         )

@@ -18,9 +18,7 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
-from tapestry_egg.show.costs_told import LEGEND
-
-from .account import Account
+from tapestry_egg.show.account import LEGEND, Account
 
 _NUMBERED = re.compile(r"(?:(\d[\d:/]*)/)?%(\d+)\Z")
 _LINE = re.compile(r"\.py:\d")
@@ -86,7 +84,7 @@ class TensorWay:
         facts = [
             ("tensor", f"{self.value} {self.type}, {BYTES.format(self.bytes)}"),
             ("made by", made),
-            ("lies as", f"{self.layout}, {BYTES.format(self.device_bytes)} on a device"),
+            ("layout", f"{self.layout}, {BYTES.format(self.device_bytes)} on a device"),
             *([("leaves as", ", ".join(self.leaves_as))] if self.leaves_as else []),
             *([] if self.stored else [("stored", "nowhere: its readers compute or view it")]),
         ]
@@ -105,7 +103,7 @@ class TensorWay:
             parts += ["in memory", columns(alive, "  ", right=(2, 3, 4))]
         if self.collectives:
             numbers = ", ".join(map(str, self.collectives))
-            parts.append(f"collectives  {numbers} (`--collective N` tells why)")
+            parts.append(f"collectives  {numbers} (`--collective N` says why)")
         if self.updating:
             numbers = ", ".join(map(str, self.updating))
             parts.append(f"collectives of what becomes its next value  {numbers}")
@@ -179,9 +177,7 @@ def _named(account: Account, name: str) -> Sequence[int]:
     near = ending[:3] or get_close_matches(name, every, 3, 0.0)
     hint = f"Nearest are {', '.join(near)}; %12 is value 12, `explain --all` lists all."
     if _LINE.search(name):
-        hint = (
-            "Of what a line makes `--line` and `--why-not` tell; `explain --all` has its numbers."
-        )
+        hint = "For a line use `--line` or `--why-not`; `explain --all` lists numbers of values."
     raise PlanError(
         f"no tensor {name!r:.80}", where=f"plan {account.plan.name} of {graph.name}", hint=hint
     )
@@ -282,7 +278,7 @@ def _reads(account: Account, v: int) -> list[Read]:
             need = walk.needed[i, p]
             k: int | None = None
             if need == walk.given[v]:
-                how = "as it lies"
+                how = "as produced"
             elif kept is not None and kept.layout == need and at <= kept.until:
                 k, how = own.get((need, -1)), "kept copy"
             else:

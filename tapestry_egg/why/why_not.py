@@ -22,14 +22,13 @@ from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import TIME
-from tapestry_egg.show.costs_told import LEGEND
 from tapestry_egg.tracing.arguments import check_settings
 
-from .account import Account
 from .difference import Difference, difference, same_form
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
+from tapestry_egg.show.account import LEGEND, Account
 
 #: Units of work of such a search, where nothing else is asked for.
 WORK = 10.0
@@ -90,13 +89,13 @@ class WhyNot:
     def __str__(self) -> str:
         asked = ", ".join(f"{name} as {layout}" for name, layout in self.asked)
         parts = [f"plan {self.plan}, mesh {self.mesh}: why not {asked}?"]
-        parts += [f"  {name} lies as {layout}" for name, layout in self.lies]
+        parts += [f"  {name} has layout {layout}" for name, layout in self.lies]
         if self.refused:
             parts.append(self.refused)
         else:
             parts += list(self._verdict())
         if self.means:
-            parts.append("what those cuts mean to what makes and reads them, from the projections")
+            parts.append("what this means to the operations that make and read them")
             rows = [
                 [m.tensor, f"dim {m.dim} over {','.join(m.axes)}", m.reader, m.means, m.source]
                 for m in self.means
@@ -211,8 +210,8 @@ def _covered(
     if found.mesh != plan.mesh:
         return f"the plan's mesh has no such axes: this is another, {found.mesh}"
     if holders:
-        return f"of the front these lie so: {', '.join(holders)}"
-    return "" if front is None else "no plan of the front lies so"
+        return f"plans of the front with these layouts: {', '.join(holders)}"
+    return "" if front is None else "no plan of the front has these layouts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,7 +251,7 @@ def _lying(account: Account, tensor: _Tensor) -> str:
     layout = account.show(account.walk.given[tensor.value])
     if tensor.value in lives.maker and lives.owns_memory(tensor.value):
         return layout
-    return f"{layout}, inside a kernel or as a view: it is not stored"
+    return f"{layout}, inside a kernel or as a view: it is not materialised"
 
 
 def _lies(other: Plan, plan: Plan, pins: Pins) -> bool:
@@ -357,8 +356,8 @@ def _makes(signature: OperationSignature, result: int, dim: int) -> str:
         ]
         plural = "s" if len(read) > 1 else ""
         whole = f", and its operand{plural} {', '.join(read)} with it" if read else ""
-        return f"makes it; its {dims[0].name} ({dims[0].size}) may be cut{whole}"
-    return "makes it, and cannot make a part of it along this dim: it is cut afterwards"
+        return f"makes it; its {dims[0].name} ({dims[0].size}) may be sharded{whole}"
+    return "makes it, and cannot make a part of it along this dim: it is sharded afterwards"
 
 
 def _means(signature: OperationSignature, operand: int, dim: int) -> str:
@@ -366,17 +365,21 @@ def _means(signature: OperationSignature, operand: int, dim: int) -> str:
     row = signature.inputs[operand].matrix[dim]
     dims = [(d, i) for i, (d, n) in enumerate(zip(signature.index, row, strict=True)) if n]
     if not dims:
-        return "it does not walk along this dim, and reads it whole: it is gathered first"
+        return "it reads all of this dim: an all-gather comes first"
     if len(dims) > 1:
         names = ", ".join(d.name for d, _ in dims)
-        return f"it walks along several index dims there ({names}): the cut must fit all of them"
+        return f"it reads it along several index dims ({names}): the layout must fit all of them"
     one, i = dims[0]
     if one.role == "reduce":
         return f"its {one.name} ({one.size}) is summed over: partial {one.monoid}s, to be combined"
     if one.role == "join":
-        return f"its {one.name} ({one.size}) may be cut: devices combine what their blocks come to"
+        return (
+            f"its {one.name} ({one.size}) may be sharded: devices combine what their blocks come to"
+        )
     if one.role == "whole":
-        return f"its {one.name} ({one.size}) cannot be cut ({one.role}): it is gathered first"
+        return (
+            f"its {one.name} ({one.size}) cannot be sharded ({one.role}): an all-gather comes first"
+        )
     cut = [k for out in signature.outputs for k, r in enumerate(out.matrix) if r[i]]
-    along = f": what it makes is cut along dim {cut[0]}" if cut else ""
-    return f"its {one.name} ({one.size}) may be cut{along}"
+    along = f": what it makes is sharded along dim {cut[0]}" if cut else ""
+    return f"its {one.name} ({one.size}) may be sharded{along}"

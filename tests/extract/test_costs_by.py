@@ -105,7 +105,10 @@ def test_tables_as_data_and_text(smallest: te.Plan) -> None:
         lines = str(table).splitlines()
         told = [line for line in lines if re.search(r"\d %", line)]  # others are the rest of a name
         assert len(told) == len(table) and lines[0].startswith(key), str(table)
-    with pytest.raises(ExtractError, match="cannot be told by 'colour'"):
+        for k, name in enumerate(("flops", "memory", "sent", "hidden")):
+            cells = [(r.flops, r.hbm_bytes, r.wire_bytes, r.hidden)[k] for r in table]
+            assert (name in lines[0].split()) == any(cells), "a column of nothing is left out"
+    with pytest.raises(ExtractError, match="no table of costs by 'colour'"):
         smallest.costs_by("colour")
     with pytest.raises(ExtractError, match="what machine"):
         replace(smallest, origin=None).costs_by("line")
@@ -153,6 +156,8 @@ def test_nothing_changed_costs_the_same(front: te.Front) -> None:
         assert astuple(now.costs) == pytest.approx(astuple(was.costs), rel=1e-12)
     assert all(p.bound == 0.0 for p in again) and again.epsilon == float("inf")
     assert "no bound is proven" in str(again.notes[0]) and "  -\n" in f"{again}\n"
+    assert "gap*" in str(front) and "gap*" not in str(again), "no mark without its footnote"
+    assert "gap*" in str(front) and "gap*" not in str(again), "no mark without its footnote"
 
 
 def test_faster_links_cost_as_a_search_for_them_would(front: te.Front) -> None:

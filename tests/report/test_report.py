@@ -392,3 +392,10 @@ def test_regions_are_indented_and_counted() -> None:
 def test_columns_align() -> None:
     assert columns([["a", "1"], ["bb", "22"]], right=[1]) == "a    1\nbb  22"
     assert percent(0.05) == "5.0 %" and percent(float("inf")) == "-"
+
+
+def test_a_path_that_looks_like_a_layout_is_broken_as_words_are() -> None:
+    """`[1]` is an argument: the column of paths gives way, and no line is longer than asked."""
+    rows = [["[1]", "[x, .]", "a"], ["[0][1]['kernel']['a_long_name']", "[., .]", "b"]]
+    assert max(map(len, columns(rows, width=30).split("\n"))) <= 30
+    assert "[x, .]" in columns([["[x, .]"], ["a b c d e f g h i j k l m n"]], width=8)

@@ -387,7 +387,7 @@ def test_it_is_told_who_sends_which_rows_and_why() -> None:
     way = plan.tensor("[0]")
     assert set(way.collectives) >= {back - 1, back}
     (read,) = [r for r in way.reads if "conv" in r.reader]
-    assert read.how == "as it lies, with rows of its neighbours"
+    assert read.how == "as produced, with rows of its neighbours"
     assert read.sent == 2 * 4 * 6 * 3
 
 

@@ -107,7 +107,7 @@ def test_a_layout_has_one_colour_and_the_legend_says_it(plan: Plan) -> None:
         for item in page.picture.items:
             if item.kind == "tensor" and len(item.lines) == 3:
                 colours.setdefault(item.lines[2], set()).add(item.fill)
-                assert words[item.fill] in (item.lines[2], "whole on every device")
+                assert words[item.fill] in (item.lines[2], "replicated")
     assert all(len(found) == 1 for found in colours.values())
     cut = [fill for layout, (fill,) in colours.items() if "x" in layout]
     assert len(set(cut)) == len(cut) > 1

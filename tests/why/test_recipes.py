@@ -146,7 +146,7 @@ def test_reasons_where_there_is_no_such_recipe() -> None:
 
 def test_plans_that_know_no_program_are_refused(found: Recipes) -> None:
     bare = tuple(replace(p, program=None) for p in found.front.plans)
-    with pytest.raises(ExtractError, match="what program and machine"):
+    with pytest.raises(ExtractError, match="which program and machine"):
         module.recipes(replace(found.front, plans=bare))
 
 

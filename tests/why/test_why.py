@@ -17,7 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.cli.app import main
 from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.plans.fetch import fetches, produced_layouts
-from tapestry_egg.why.account import Account
+from tapestry_egg.show.account import Account
 
 pytestmark = pytest.mark.slow
 
@@ -146,7 +146,7 @@ def test_a_reader_takes_the_copy_that_the_plan_fetches(front: te.Front) -> None:
                     continue
                 if f.value not in ways:
                     ways[f.value] = plan.tensor(f"%{f.value}")
-                meant = "as it lies" if f.origin == "produced" else "own copy"
+                meant = "as produced" if f.origin == "produced" else "own copy"
                 meant = "kept copy" if of_copy and f.origin != "produced" else meant
                 op = graph.operations[k]
                 way = ways[f.value]
@@ -220,7 +220,7 @@ def test_names_that_are_none_are_told_what_there_is(moving: te.Plan) -> None:
         moving.tensor("[0]['layers'][0]['upp']")
     with pytest.raises(PlanError, match=r"Nearest are .*result\['stack'\]"):
         moving.tensor("result['stac']")
-    with pytest.raises(PlanError, match="Of what a line makes `--line`"):
+    with pytest.raises(PlanError, match="For a line use `--line`"):
         moving.tensor("train.py:12")
     assert moving.tensor("stack").name == "[0]['stack']"  # its result is called so, too
     with pytest.raises(PlanError, match=f"They are 0 to {len(moving.collectives) - 1}"):
@@ -283,7 +283,9 @@ def test_partial_sums_are_traced_to_what_is_cut(front: te.Front) -> None:
         if one.kind in ("all_reduce", "reduce_scatter")
     ]
     assert any("sums along" in s for s in said)
-    assert all(("sums along" in s or "the body of scan" in s) and ", cut" in s for s in said), said
+    assert all(("sums along" in s or "the body of scan" in s) and ", sharded" in s for s in said), (
+        said
+    )
 
 
 def test_what_hides_a_collective_is_told(overlapped: te.Plan) -> None:
@@ -338,7 +340,7 @@ def test_a_difference_adds_up_to_the_change_of_the_totals(front: te.Front) -> No
 def test_a_plan_does_not_differ_from_itself(moving: te.Plan) -> None:
     found = moving.difference(moving)
     assert not (found.lies or found.made or found.moves or found.parts)
-    assert "the same collectives" in str(found) and "every tensor lies the same" in str(found)
+    assert "the same collectives" in str(found) and "every tensor has the same layout" in str(found)
 
 
 def layout_of(dims: tuple[str | None, ...]) -> str:
@@ -433,7 +435,7 @@ def test_a_cut_means_to_a_product_what_its_projection_says(front: te.Front) -> N
     )
     products = [[m for m in a.means if "dot_general" in m.reader] for a in (rows, columns)]
     assert "summed over" in products[0][0].means  # x @ w["up"] sums over its rows
-    assert "cut along dim 1" in products[1][0].means
+    assert "sharded along dim 1" in products[1][0].means
 
 
 def test_a_layout_that_cannot_be_is_refused_with_the_reason(front: te.Front) -> None:

@@ -1,4 +1,7 @@
-"""A plan gone through once, with the names of what is in it: what all answers are read off."""
+"""The account of a plan: one walk through it, what that counted, and the names of what is in it.
+
+`explain`, the questions of `why`, the report and the lanes are all read from it.
+"""
 
 from __future__ import annotations
 
@@ -8,25 +11,38 @@ from functools import cached_property
 from tapestry_egg.columns import short_paths
 from tapestry_egg.extract.certify.certificate import walked
 from tapestry_egg.extract.certify.cost_parts import parts_of
-from tapestry_egg.extract.certify.recount import Move
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.peak_parts import peak_of
+from tapestry_egg.extract.certify.recount import Move, Walk
 from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.plans.peak import Peak
 from tapestry_egg.plans.plan import Change, Plan
 from tapestry_egg.plans.planned import Moved, moved_by
 from tapestry_egg.schedule.updates import updates
 
+#: How layouts are written, below every answer that has some.
+LEGEND = (
+    "layouts: per dim the mesh axes that shard it, major to minor; . not sharded; +sum(x): partial "
+    "sums over x, not added up yet"
+)
+
 
 class Account:
-    """One plan of which it is told what machine it was made for, walked and counted.
+    """The account of a plan that knows its machine; `ground` is what plans of one schedule share.
 
-    Raises ExtractError for another plan.
+    Raises ExtractError for a plan that does not.
     """
 
-    def __init__(self, plan: Plan, what: str = "why") -> None:
+    def __init__(self, plan: Plan, what: str = "why", ground: Ground | None = None) -> None:
         self.plan, self.mesh = plan, plan.mesh
-        self.walk, self.found = walked(plan, what)
+        if ground is None:
+            self.walk, self.found = walked(plan, what)
+        else:
+            self.walk = Walk(plan, ground)
+            self.found = self.walk.certificate()
         self.schedule, self.program = self.walk.schedule, self.walk.program
         self.kernels, self.copies = parts_of(self.walk, self.found)
         bodies = self.program.bodies
@@ -47,6 +63,11 @@ class Account:
     def moved(self) -> tuple[Moved, ...]:
         """The plan's collectives in their order, each with where it is."""
         return moved_by(self.plan)
+
+    @cached_property
+    def peak(self) -> Peak:
+        """What is in memory when most is."""
+        return peak_of(self.walk, self.found)
 
     @cached_property
     def updates(self) -> Mapping[FlatId, int]:
@@ -158,3 +179,18 @@ class Account:
         """The tick at which most is in memory."""
         profile = self.found.profile
         return max(range(len(profile)), key=lambda t: profile[t]) if profile else 0
+
+
+def sent_by_line(
+    plan: Plan, paths: Mapping[str, str]
+) -> dict[tuple[str, str, str, str], tuple[float, float]]:
+    """Runs in a step, and bytes that one device sends in all of them, of collectives of one kind,
+    axes, tensor type and line; files are called by `paths`."""
+    found: dict[tuple[str, str, str, str], tuple[float, float]] = {}
+    for c in plan.collectives:
+        file, _, number = c.source.rpartition(":")
+        line = f"{paths.get(file, file)}:{number}" if c.source else ""
+        key = (c.kind, ",".join(c.axes), c.value.partition(" ")[2], line)
+        runs, sent = found.get(key, (0.0, 0.0))
+        found[key] = runs + c.count, sent + c.wire_bytes * c.count
+    return found
