@@ -84,7 +84,7 @@ format: $(READY)
 	$(BIN)/ruff format .
 
 demo: $(READY)
-	$(BIN)/tapestry-egg demo --out $(OUT)
+	$(BIN)/python -m examples.demo $(OUT)
 
 # The picture at the top of the README is the demo's own.
 picture: demo

@@ -11,14 +11,12 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.parallel.deadline import end_as_interrupted
-from tapestry_egg.parallel.executors import host_only
 from tapestry_egg.progress import VERBS
 
 from . import INTERRUPTED, calibrate, census, explain, graphs, kernels, recipes, searches
@@ -32,13 +30,10 @@ from .console import (
     Kernels,
     Limit,
     Minimize,
-    Out,
     PlanName,
-    Quiet,
     choose_plan,
     complain,
     print_json,
-    say,
 )
 
 if TYPE_CHECKING:
@@ -140,32 +135,6 @@ def run(
     report = rehearse(chosen, program=program or None, repeat=repeat, seed=seed)
     print_json(report.data()) if as_json else print(report)
     if not report.ok:
-        raise typer.Exit(1)
-
-
-@app.command()
-def demo(
-    out: Out = "out/demo",
-    quiet: Quiet = False,
-) -> None:
-    """Do the main job on GPT-2's train step.
-
-    Computes its front for h100:8 at full size (124 million parameters, half a million tokens a
-    step). Then runs three plans of the same step with small arrays on 8 simulated CPU devices, and
-    shows that their numbers are the original's and that they send what was planned.
-    """
-    from tapestry_egg.pipeline.rehearse import simulate_devices
-    from tapestry_egg.progress import reporter
-
-    from .demo import DEVICES
-    from .demo import demo as run_demo
-
-    host_only()
-    simulate_devices(DEVICES)
-    with reporter(quiet=quiet) as on_progress:
-        ok = run_demo(Path(out), on_progress=on_progress)
-    say(f"written: {out}")
-    if not ok:
         raise typer.Exit(1)
 
 

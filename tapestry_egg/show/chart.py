@@ -37,7 +37,7 @@ _STYLE = """
   text { fill: #4b5563; } .strong { fill: #111827; font-weight: 600; }
   .line { stroke: #9ca3af; } .grid { stroke: #9ca3af; stroke-opacity: 0.2; }
   .stairs { stroke: #6b7280; fill: none; } .beaten { fill: #6b7280; fill-opacity: 0.06; }
-  .hollow { stroke: #6b7280; fill: none; } .leader { stroke: #9ca3af; stroke-width: 0.8; }
+  .hollow { stroke: #6b7280; fill: none; }
   @media (prefers-color-scheme: dark) {
     text { fill: #b4bcc8; } .strong { fill: #f3f4f6; }
   }
@@ -204,9 +204,6 @@ def _labels(info: FrontInfo, x: Axis, y: Axis) -> list[str]:
     frame = Box(LEFT + 2, TOP - 8, WIDTH - 4, BOTTOM - 1)
     parts = []
     for label in place_labels(wishes, dots + _stair_boxes(stairs), frame):
-        if label.leader:
-            x1, y1, x2, y2 = (f"{v:.1f}" for v in label.leader)
-            parts.append(f'<line class="leader" x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}"/>')
         style = ' class="strong"' if label.bold else ""
         parts.append(
             f'<text{style} x="{label.x:.1f}" y="{label.y:.1f}" font-size="{SIZE}" '

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Anchor = Literal["start", "middle", "end"]
-Segment = tuple[float, float, float, float]
 
 #: Font size of labels, in pixels.
 SIZE = 11.5
@@ -51,18 +50,17 @@ class Wish:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """A name with its place; `leader` is the line to its dot where that is not beside it."""
+    """A name with its place."""
 
     name: str
     bold: bool
     x: float
     y: float
     anchor: Anchor
-    leader: Segment | None
 
 
 # Where a label may stand relative to its dot, best first: above right (away from the inner corners
-# of descending stairs), then around, then further out with a leader line.
+# of descending stairs), then around.
 _BESIDE: tuple[tuple[float, float, Anchor], ...] = (
     (9, -7, "start"),
     (-9, 14, "end"),
@@ -73,12 +71,6 @@ _BESIDE: tuple[tuple[float, float, Anchor], ...] = (
     (9, 15, "start"),
     (-9, -7, "end"),
 )
-_FURTHER: tuple[tuple[float, float, Anchor], ...] = (
-    (16, -24, "start"),
-    (-16, 30, "end"),
-    (24, -38, "start"),
-    (-22, 44, "end"),
-)
 
 
 def place_labels(wishes: Iterable[Wish], obstacles: Sequence[Box], frame: Box) -> list[Label]:
@@ -86,42 +78,22 @@ def place_labels(wishes: Iterable[Wish], obstacles: Sequence[Box], frame: Box) -
     taken = list(obstacles)
     labels = []
     for wish in sorted(wishes):
-        label, boxes = _place(wish, taken, frame)
-        if label is not None:
-            labels.append(label)
-            taken += boxes
+        if found := _place(wish, taken, frame):
+            labels.append(found[0])
+            taken.append(found[1])
     return labels
 
 
-def _place(wish: Wish, taken: Sequence[Box], frame: Box) -> tuple[Label | None, list[Box]]:
+def _place(wish: Wish, taken: Sequence[Box], frame: Box) -> tuple[Label, Box] | None:
     width = text_width(wish.name) * (1.08 if wish.rank == 0 else 1.0)
     offset = {"start": 0.0, "middle": width / 2, "end": width}
-    own = Box(wish.x - 7, wish.y - 7, wish.x + 7, wish.y + 7)
-    for dx, dy, anchor in (*_BESIDE, *_FURTHER):
+    for dx, dy, anchor in _BESIDE:
         x, y = wish.x + dx, wish.y + dy
         left = x - offset[anchor]
         box = Box(left - 2, y - 10, left + width + 2, y + 3)
-        leader = None
-        boxes = [box]
-        if (dx, dy, anchor) in _FURTHER:
-            leader = (
-                wish.x + 0.3 * dx,
-                wish.y + 0.3 * dy,
-                x - 0.1 * dx,
-                y + (3 if dy < 0 else -10),
-            )
-            boxes += [b for b in _along(leader) if not b.overlaps(own) and not b.overlaps(box)]
-        if box.within(frame) and not any(b.overlaps(t) for b in boxes for t in taken):
-            return Label(wish.name, wish.rank == 0, x, y, anchor, leader), boxes
-    return None, []
-
-
-def _along(line: Segment, pieces: int = 8) -> list[Box]:
-    """Small boxes that cover a slanted line."""
-    x0, y0, x1, y1 = line
-    shares = [k / pieces for k in range(pieces + 1)]
-    middle = [(x0 + s * (x1 - x0), y0 + s * (y1 - y0)) for s in shares]
-    return [Box(x - 1.5, y - 1.5, x + 1.5, y + 1.5) for x, y in middle]
+        if box.within(frame) and not any(box.overlaps(t) for t in taken):
+            return Label(wish.name, wish.rank == 0, x, y, anchor), box
+    return None
 
 
 def text_width(text: str, size: float = SIZE) -> float:

@@ -35,7 +35,8 @@ def run(folder: Path, *words: str) -> str:
 
 
 def test_every_script_is_here() -> None:
-    assert {p.name for p in (ROOT / "examples").glob("*.py")} == set(SAYS)
+    scripts = {p.name for p in (ROOT / "examples").glob("*.py")} - {"__init__.py"}
+    assert scripts == {*SAYS, "demo.py"}  # `make demo` takes a minute
 
 
 @pytest.mark.long

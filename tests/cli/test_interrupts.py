@@ -116,9 +116,8 @@ def test_a_search_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
 
 @pytest.mark.long
 def test_a_demo_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
-    said = interrupted(
-        begun("-m", "tapestry_egg", "demo", "--out", "out", folder=tmp_path), "search_networks: "
-    )
+    process = begun("-m", "examples.demo", tmp_path / "out", folder=ROOT)
+    said = interrupted(process, "search_networks: ")
     assert INTERRUPTED in said and said.endswith("error: interrupted\n")
     front = te.load(tmp_path / "out" / "gpt2.front.json")
     assert isinstance(front, te.Front) and len(front)

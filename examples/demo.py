@@ -1,0 +1,93 @@
+"""GPT-2's train step at full size planned for eight H100s; the same step, tiny, run.
+
+Three plans of the tiny step run on eight simulated CPU devices, which give their numbers and their
+collectives. Seconds, bytes and joules of both fronts are predictions for the target.
+
+python -m examples.demo [FOLDER]
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import tapestry_egg as te
+from models import gpt2
+from tapestry_egg.extract.front.notes import INTERRUPTED
+from tapestry_egg.pipeline.rehearse import rehearse, simulate_devices
+from tapestry_egg.progress import reporter
+
+TARGET, DEVICES = "h100:8", 8
+#: Half a million tokens a step.
+FULL = gpt2.config(preset="gpt2_small", batch=512)
+#: What two processors compute within seconds. It fits on a device, so micro-batches are asked for.
+TINY = gpt2.config(preset="tiny", layers=2, width=128, vocabulary=1024, sequence=64, batch=64)
+EFFORT = {
+    "gpt2": te.Settings(work=20.0, max_axes=1),
+    "gpt2_tiny": te.Settings(work=2.0, max_axes=1, micro_batches=(4,)),
+}
+
+pretrain = gpt2.pretrain
+
+
+def pretrain_args() -> tuple[Any, ...]:
+    """The arguments that the tiny step runs on."""
+    return gpt2.arguments(TINY, optimizer=gpt2.PRETRAINING)
+
+
+def planned(name: str, config: Any, out: Path) -> te.Front:
+    """The front of a step, printed, and written with its graph and picture into `out`."""
+    tokens = config.batch * config.sequence
+    print(
+        f"{name}: {config.layers} layers of width {config.width}, vocabulary "
+        f"{config.vocabulary:,}, {config.batch} sequences of {config.sequence} ({tokens:,} "
+        "tokens) a step"
+    )
+    args = gpt2.abstract(config, gpt2.PRETRAINING)
+    with reporter() as on_progress:
+        program = te.trace(pretrain, *args, donate_argnums=(0, 1), name=name)
+        te.save(program, out / f"{name}.json")
+        front = te.optimize(program, TARGET, settings=EFFORT[name], on_progress=on_progress)
+    print(front)
+    te.save(front, out / f"{name}.front.json")
+    front.plot(out / ("front.svg" if name == "gpt2" else f"{name}.front.svg"))
+    if INTERRUPTED in front.notes:
+        sys.exit("error: interrupted")
+    return front
+
+
+def chosen(front: te.Front) -> list[te.Plan]:
+    """The fastest plan, the one of the smallest peak, and the knee between them."""
+    plans = sorted(front.plans, key=lambda p: p.costs.seconds)
+    fast, small = plans[0], min(plans, key=lambda p: p.costs.peak_bytes)
+
+    def distance(p: te.Plan) -> float:
+        seconds = p.costs.seconds / fast.costs.seconds
+        return math.hypot(seconds - 1.0, math.log(p.costs.peak_bytes / small.costs.peak_bytes))
+
+    between = [p for p in plans if p not in (fast, small)]
+    return [fast, *sorted(between, key=distance)[:1], *([small] if small != fast else [])]
+
+
+def main(folder: str = "out/demo") -> None:
+    begin, out = time.perf_counter(), Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    simulate_devices(DEVICES)
+    planned("gpt2", FULL, out)
+    front = planned("gpt2_tiny", TINY, out)
+    print(
+        "\nXLA computes 16-bit values in 32 bits on CPUs, so compiled peaks are up to twice the "
+        "planned.\n"
+    )
+    runs = [rehearse(plan, f"{__file__}:pretrain") for plan in chosen(front)]
+    print("\n\n".join(map(str, runs)))
+    print(f"{time.perf_counter() - begin:.0f} s in all; written: {out}")
+    if not all(run.ok for run in runs):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
