@@ -396,6 +396,21 @@ def _turns(signature: OperationSignature, p: int) -> bool:
     return before != after and sorted(before) == sorted(after)
 
 
+def moves_last(signature: OperationSignature, p: int) -> bool:
+    """Whether an operation only moves the dims of operand p, and puts another one last."""
+    if len(signature.outputs) != 1 or read_as(signature, p)[1]:
+        return False
+    types = signature.input_types[p], signature.output_types[0]
+    if types[0].size != types[1].size:
+        return False
+    long = [d.size > 1 for d in signature.index]
+    before, after = (
+        [step == 1 for step, n in zip(_places(x, t.shape), long, strict=False) if n]
+        for x, t in zip((signature.inputs[p], signature.outputs[0]), types, strict=True)
+    )
+    return before != after
+
+
 def _aligned(signature: OperationSignature, p: int) -> bool:
     """Whether an operation reads all of operand p where its result has the same index, both
     row-major; so do reshapes, and operations on elements."""

@@ -30,7 +30,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import Instance
-from .inlining import fusion, is_a_compiler_s_product, read_as
+from .inlining import fusion, is_a_compiler_s_product, moves_last, read_as
 from .lying import renewed, turned_operands
 from .schedules import Schedule
 from .siblings import Reader, Shared, adds_exponentials, ends_in_sums, may_merge, siblings
@@ -456,10 +456,25 @@ class Traffic:
         }
         return bool(kernels) and all(
             self._of_rows(self._schedule.units[k], unit) == size
+            and not (self._breaks_rows(u, size) or self._breaks_rows(k, size))
             and len(self._schedule.units[k].outputs) == 1
             and rows <= self._read(self._schedule.units[k])
             for k in kernels
         )
+
+    def _breaks_rows(self, u: int, size: int) -> bool:
+        """Whether a unit reads arrays of so many elements with another dim last than lies last in
+        memory: in none of its rows do elements lie beside one another there."""
+        unit, instances = self._schedule.units[u], self._program.instances
+        moved = any(
+            moves_last(instances[i].signature, p)
+            for i in unit.members
+            for p, v in enumerate(instances[i].inputs)
+            if self._program.types[v].size == size
+        )
+        makers = {m for *_, v in unit.reads if (m := self._schedule.producer[v]) >= 0}
+        inside = {m for m in makers if self._inside[m] or self._is_view(self._schedule.units[m])}
+        return moved or any(self._breaks_rows(m, size) for m in inside)
 
     def _of_rows(self, kernel: Unit, sums: Unit) -> int:
         """The elements of the rows that a kernel writes, or sums as another unit sums its own."""

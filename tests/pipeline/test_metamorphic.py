@@ -39,7 +39,6 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "steps": ((1, 2), "the gradient of a difference with a row in front is no shift"),
     "written": ((1, 2), "what is written over is read, but not where parts are joined"),
     "diagonal": ((2, 3), "a mask that is summed is no lookup"),
-    "centred": ((2,), "the gradient with the dim that was summed kept takes a pass more"),
 }
 
 

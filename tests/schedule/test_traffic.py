@@ -63,6 +63,10 @@ def softmax_and_sum_of_columns(x: jax.Array) -> Any:
     return made, made.sum(0)
 
 
+def columns_scaled(x: jax.Array) -> Any:
+    return (x * (x * x).sum(-1, keepdims=True)).T + 1
+
+
 def centred_and_more(x: jax.Array) -> Any:
     made = x - x.mean(-1, keepdims=True)
     return made, jnp.tanh(made)
@@ -106,6 +110,8 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
     "softmax of the longest rows": (lambda x: jax.nn.softmax(x, -1), (LONGEST,), 2),
     "softmax of a sum": (lambda x, y: jax.nn.softmax(x + y, -1), (X, X), 3),
     "softmax in a product": (lambda x, w: jax.nn.softmax(x, -1) @ w, (X, W), 4 + 1 / 16),
+    # They lie apart in memory, by whatever dims they are summed.
+    "columns seen as rows": (lambda x: columns_scaled(x.T), (X,), 3),
     "less than the greatest of a row": (lambda x: x - x.max(-1, keepdims=True), (X,), 2),
     "what is made, and what is made of it": (
         lambda x: ((made := jnp.tanh(x)), jnp.sin(made), made.sum(0)),
