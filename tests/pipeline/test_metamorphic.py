@@ -27,10 +27,8 @@ RULES = [r for book in load_books(DEFAULT_BOOKS) for r in book.rules]
 
 #: Piece -> spellings that are known to differ from the first one, and why.
 KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
-    "outer": ((2, 4), "the gradient of a product with a vector is a product with a vector"),
+    "outer": ((2,), "the gradient of a product with a vector is a product with a vector"),
     "scaled": ((5,), "the gradient of a product with a vector is a product with a vector"),
-    "length": ((1, 2), "products of rows with themselves are products of matrices"),
-    "weighted": ((1, 2), "what does not vary along a sum is no factor of it"),
     "choice": ((3,), "jnp.select is the argmax of stacked conditions"),
     "argmax": ((2, 3), "top_k of one is sorted, and two passes are not one"),
     "largest": ((2,), "top_k of one is sorted"),
