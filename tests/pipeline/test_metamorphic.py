@@ -36,6 +36,7 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "roll": ((3,), "indices that are constants are not read as shifts"),
     "steps": ((1, 2), "the gradient of a difference with a row in front is no shift"),
     "written": ((1, 2), "what is written over is read, but not where parts are joined"),
+    "layernorm": ((2,), "the gradient of what `vmap` maps over is counted a pass less"),
     "three": ((1, 2), "sums of stacked shifts, and shifts padded around, are no shifts"),
     "flipped": ((2,), "indices that are constants are not read as a reversal"),
     "picked": ((1, 2, 3), "a mask that is summed is no lookup, nor a lookup in both dims"),
