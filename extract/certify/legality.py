@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
-from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.plans.plan import Change, Strategy
 from tapestry_egg.zspace import Projection
 
 Ints = NDArray[np.int64]
@@ -111,6 +111,26 @@ def check_layout(layout: Layout, shape: tuple[int, ...], dtype: str, mesh: MeshS
         raise Illegal(f"{layout} has partial axes without a monoid, or a monoid without them")
     if layout.partial and dtype.startswith("key<"):
         raise Illegal(f"random keys are never partial, not {layout}")
+
+
+def check_permute(step: Change, source: Layout, target: Layout, mesh: MeshShape) -> None:
+    """Raise `Illegal` unless a permute leaves each device with the block that `target` gives it."""
+    if step.kind != "permute":
+        return
+    rest = tuple(a for a in range(len(mesh.sizes)) if a not in step.axes)
+    to = [a for d in target.dims for a in d if a in step.axes]
+    to += [a for a in step.axes if a not in to]
+    # Devices by their place along the axes of the permute: those that send, and those that get.
+    senders, receivers = (np.argsort(_numbers((*rest, *x), mesh)) for x in (step.axes, to))
+    blocks = zip(source.dims, target.dims, strict=True)
+    alike = [
+        mesh.parts(a) == mesh.parts(b)
+        and (_numbers(a, mesh)[senders] == _numbers(b, mesh)[receivers]).all()
+        for a, b in blocks
+    ]
+    if not all(alike) or set(step.axes) & {*source.partial, *target.partial}:
+        words = f"from {source.show(mesh)} to {target.show(mesh)}"
+        raise Illegal(f"no permute over {step.axes} leads {words}")
 
 
 @lru_cache(maxsize=1024)

@@ -14,6 +14,7 @@ from functools import partial, reduce
 import numpy as np
 
 from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.costs import (
@@ -30,7 +31,7 @@ from tapestry_egg.machine.energy import (
 )
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, exchanges
-from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.plans.plan import BodyPlan, Change, Plan
 from tapestry_egg.schedule.units import Unit
 
 from .ground import Ground
@@ -43,7 +44,7 @@ from .kernel_work import (
     margin_bytes,
     margin_work,
 )
-from .legality import Illegal, check_layout, check_strategy
+from .legality import Illegal, check_layout, check_permute, check_strategy
 from .longest_path import Sending
 from .merging import Joined, Unmerged, joined
 from .moves import (
@@ -254,8 +255,7 @@ class Walk:
         for step in steps:
             before = float(block_bytes(tensor, layout, self.mesh))
             try:
-                layout = after(step, layout)
-                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+                layout = self._after(step, layout, tensor)
             except (PlanError, Illegal) as e:
                 raise self._refuse(*move.reader, f"a copy of {tensor}: {e}") from None
             kind = carried_as(step.kind, step.monoid, tensor.dtype)
@@ -302,12 +302,18 @@ class Walk:
         for step in self.bodies[b].copies[v, have, need]:
             try:
                 check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
-                layout = after(step, layout)
-                check_layout(layout, tensor.shape, tensor.dtype, self.mesh)
+                layout = self._after(step, layout, tensor)
             except (PlanError, Illegal) as e:
                 end = len(self.bodies[b].graph.operations)
                 raise self._refuse(b, end, f"a copy of {tensor}: {e}") from None
         return layout
+
+    def _after(self, step: Change, layout: Layout, tensor: TensorType) -> Layout:
+        """The layout that one step of a copy leads to. Raises PlanError or `Illegal`."""
+        found = after(step, layout)
+        check_layout(found, tensor.shape, tensor.dtype, self.mesh)
+        check_permute(step, layout, found, self.mesh)
+        return found
 
     def _wire(self, b: int) -> float:
         """Bytes that a device sends in one run of a body; of a conditional, the dearest branch."""

@@ -260,7 +260,9 @@ class _Reader:
             rank = graph.values[self.value(str(v), graph, at)].rank
             for n, step in enumerate(steps):
                 self.axes(step.axes, f"{at}[3][{n}].axes")
-                given = ("dim", "to_dim", "monoid")
+                for d in step.dims or ():
+                    self.axes(d, f"{at}[3][{n}].dims")
+                given = ("dim", "to_dim", "monoid", "dims")
                 said = frozenset(k for k in given if getattr(step, k) is not None)
                 if said != CHANGE_FIELDS.get(step.kind):
                     raise PlanError(f"{step.kind} with {sorted(said)}", where=f"{at}[3][{n}]")

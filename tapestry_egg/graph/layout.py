@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -91,3 +92,27 @@ class Layout:
             else ""
         )
         return f"[{body}]{tail}"
+
+
+def permuted_axes(source: Layout, target: Layout, mesh: MeshShape) -> tuple[int, ...]:
+    """The axes over which one permute turns a layout into another of equal blocks, partial over the
+    same axes: those that cut dims of `source` first, in their order, then others.
+
+    A device's place along these axes, major to minor, is the place of the device that its block
+    goes to along `permuted_to(axes, target.dims)`. Axes that keep their place are left out.
+    """
+    used, wanted = ([a for d in x.dims for a in d] for x in (source, target))
+    free = [a for a in range(len(mesh.sizes)) if a not in (*used, *source.partial)]
+    before = [*used, *(a for a in free if a in wanted), *(a for a in free if a not in wanted)]
+    after = permuted_to(before, target.dims)
+
+    def place(a: int, order: Sequence[int]) -> int:
+        return mesh.parts(tuple(order[: order.index(a)]))
+
+    return tuple(a for a in before if mesh.sizes[a] > 1 and place(a, before) != place(a, after))
+
+
+def permuted_to(axes: Sequence[int], dims: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """The axes of a permute in the order in which `dims` has them; others come last."""
+    wanted = [a for d in dims for a in d if a in axes]
+    return (*wanted, *(a for a in axes if a not in wanted))

@@ -8,18 +8,21 @@ What the rules reason with is here as plain relations over numbers, per tensor r
   both cut the same dim (the blocks of such a composition are not one box per device in general) or
   are partial under different monoids;
 * `cut(l, k, list, base)` says that l is base with `list` appended minor-most to dim k, and
-  `partial(l, monoid, list, base)` that l is base with `list` pending under the monoid.
+  `partial(l, monoid, list, base)` that l is base with `list` pending under the monoid;
+* `same-blocks(l1, l2, list)` says that every block of l2 is a block of l1, held by as many devices,
+  which one permute over `list` brings to those that hold it in l2.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations, product
 from math import comb, prod
 
 from .ids import LayoutId
-from .layout import Layout, MeshShape
+from .layout import Layout, MeshShape, permuted_axes
 
 Row = tuple[int, ...]
 
@@ -111,6 +114,7 @@ class LayoutAlgebra:
             "compose": list(self._compositions()),
             "cut": list(self._cuts()),
             "partial": list(self._partials()),
+            "same-blocks": list(self._same_blocks()),
         }
 
     def _by_rank(self) -> dict[int, list[Layout]]:
@@ -171,3 +175,14 @@ class LayoutAlgebra:
                     )
                 )
         return rows
+
+    def _same_blocks(self) -> Iterator[tuple[LayoutId, LayoutId, int]]:
+        alike: dict[object, list[Layout]] = {}
+        for x in self.layouts:
+            parts = tuple(self.mesh.parts(axes) for axes in x.dims)
+            alike.setdefault((parts, x.partial, x.monoid), []).append(x)
+        which = {axes: i for i, axes in enumerate(self.axis_lists)}
+        for group in alike.values():
+            for a, b in permutations(group, 2):
+                if axes := permuted_axes(a, b, self.mesh):
+                    yield self.number[a], self.number[b], which[axes]

@@ -29,9 +29,9 @@ from .topology import Span
 Amount = TypeVar("Amount", float, NDArray[np.float64])
 
 #: Changes of layout that move data between devices, and those that only touch local memory.
-MOVING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all")
-#: What devices send to the ones beside them: no change of layout.
-BESIDE = "permute"
+MOVING = ("all_gather", "all_reduce", "reduce_scatter", "all_to_all", "permute")
+#: A permute to the devices beside: no change of layout.
+BESIDE = "permute_beside"
 LOCAL = ("slice", "to_partial")
 
 
@@ -118,9 +118,9 @@ def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
 
     `local_bytes` is the device's block before the change, `group` the number g of devices that take
     part together. all_gather b(g-1); all_reduce 2b(g-1)/g; reduce_scatter and all_to_all b(g-1)/g;
-    slice and to_partial 0; a permute sends the b bytes that it is given (Chan et al., "Collective
-    communication: theory, practice, and
-    experience", 2007; in terms of the full tensor V: V(g-1)/g, 2V(g-1)/g, V(g-1)/g, V(g-1)/g²).
+    slice and to_partial 0; a permute b (Chan et al., "Collective communication: theory,
+    practice, and experience", 2007; in terms of the full tensor V: V(g-1)/g, 2V(g-1)/g, V(g-1)/g,
+    V(g-1)/g²).
     Raises PlanError for any other kind.
     """
     if kind == "all_gather":
@@ -131,7 +131,7 @@ def collective_wire_bytes(kind: str, local_bytes: Amount, group: int) -> Amount:
         return local_bytes * ((group - 1) / group)
     if kind in LOCAL:
         return local_bytes * 0.0
-    if kind == BESIDE:
+    if kind in ("permute", BESIDE):
         return local_bytes * 1.0 if group > 1 else local_bytes * 0.0
     raise _unknown(kind)
 
@@ -152,7 +152,7 @@ def wire_shares(kind: str, spans: Sequence[Span]) -> dict[str, float]:
             amount = float(outside * (span.group - 1))
         elif kind == "all_to_all":
             amount = float(inside * (span.group - 1))
-        elif kind == BESIDE:
+        elif kind == "permute":
             amount = 1.0 / inside - (1.0 / (inside * span.group) if outside > 1 else 0.0)
         else:
             amount = (span.group - 1) / (inside * span.group)
@@ -193,7 +193,8 @@ def collective_seconds(
     `slice` and `to_partial` send nothing and cost one read and write of their result in memory.
     A permute to the next device takes one hop at the slowest level it crosses, over a torus by the
     links of one direction, half of those that a ring has; where permutes around a ring were
-    measured, the innermost level takes what they say.
+    measured, the innermost level takes what they say. Any other permute does the same, and over a
+    torus no less than an all-to-all of the same blocks.
     A group of one device costs nothing. Raises PlanError for an unknown kind.
     """
     spans: tuple[Span, ...] = target.spans(mesh, axes)
@@ -203,8 +204,8 @@ def collective_seconds(
         return local_bytes * 0.0
     if kind in LOCAL:
         return local_traffic(kind, local_bytes, _group(spans)) / target.hbm_bytes_per_second
-    if kind == BESIDE:
-        return _permute_seconds(local_bytes, spans, target)
+    if kind in ("permute", BESIDE):
+        return _permute_seconds(kind, local_bytes, spans, target)
     within = _measured_level(kind, local_bytes, spans, target)
     seconds = local_bytes * 0.0 + max([target.launch_seconds, *[x.base_seconds for x in spans]])
     waits, slowest = local_bytes * 0.0, within
@@ -261,13 +262,18 @@ def _quicker(ways: Sequence[tuple[Amount, Amount]]) -> tuple[Amount, Amount]:
     return busy, wait
 
 
-def _permute_seconds(local_bytes: Amount, spans: tuple[Span, ...], target: Target) -> Amount:
+def _permute_seconds(
+    kind: str, local_bytes: Amount, spans: tuple[Span, ...], target: Target
+) -> Amount:
     within = _measured_within("permute_ring", local_bytes, spans, target)
     slowest = local_bytes * 0.0 if within is None else within
     for span in spans if within is None else spans[1:]:
         ways = 2.0 if span.kind == "torus" else 1.0
         begin = max(target.launch_seconds, span.base_seconds) + span.latency_seconds
-        slowest = _larger(slowest, begin + local_bytes * (ways / span.bytes_per_second))
+        busy = ways / span.bytes_per_second
+        if kind != BESIDE:  # blocks go as far as those of an all-to-all
+            busy = max(busy, span.exchange_seconds_per_byte)
+        slowest = _larger(slowest, begin + local_bytes * busy)
     return slowest
 
 
@@ -329,5 +335,5 @@ def _larger(a: Amount, b: Amount) -> Amount:
 def _unknown(kind: str) -> PlanError:
     return PlanError(
         f"unknown change of layout {kind!r}",
-        hint=f"Known are {', '.join((*MOVING, *LOCAL, BESIDE))}.",
+        hint=f"Known are {', '.join((*MOVING, *LOCAL))}.",
     )

@@ -17,7 +17,7 @@ import numpy as np
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import Layout, MeshShape, permuted_to
 from tapestry_egg.machine.costs import carried_as
 from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.monoids import Monoid, monoids, single_monoids
@@ -30,6 +30,9 @@ from .plan import Change
 if TYPE_CHECKING:
     import jax
 
+#: The changes that random keys take part in.
+_OF_KEYS = ("all_gather", "all_to_all", "permute", "slice")
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -41,6 +44,7 @@ class Traffic:
     kind: str
     axes: tuple[int, ...]
     payload_bytes: int
+    group: int  # devices that take part together; of a permute the largest cycle
 
 
 def turns(
@@ -91,6 +95,11 @@ def after(step: Change, layout: Layout, where: str = "") -> Layout:
         partial = tuple(a for a in partial if a not in axes)
         if step.kind == "reduce_scatter":
             dims[cut(step.dim)] += axes
+    elif step.kind == "permute":
+        used = tuple(a for d in dims for a in d if a in axes)
+        if step.dims is None or len(step.dims) != len(dims) or used != axes[: len(used)]:
+            raise refuse(f"to {step.dims} needs another layout")
+        dims = list(step.dims)
     elif step.kind in ("slice", "to_partial"):
         if set(axes) & set(layout.axes):
             raise refuse("needs a tensor that is replicated over them")
@@ -113,13 +122,16 @@ def traffic(step: Change, layout: Layout, type_: TensorType, mesh: MeshShape) ->
         return None
     before = _local_bytes(type_, layout, mesh)
     parts = mesh.parts(axes)
+    if step.kind == "permute":
+        return Traffic(step.kind, axes, before, _largest_cycle(pairs(step, mesh)))
     if step.kind in ("all_gather", "all_to_all"):
-        return Traffic(step.kind, axes, before * (parts if step.kind == "all_gather" else 1))
+        whole = before * (parts if step.kind == "all_gather" else 1)
+        return Traffic(step.kind, axes, whole, parts)
     if _native(step, type_.dtype):
-        return Traffic(step.kind, axes, before)
+        return Traffic(step.kind, axes, before, parts)
     if step.kind == "reduce_scatter":
-        return Traffic("all_to_all", axes, before)
-    return Traffic("all_gather", axes, before * parts)
+        return Traffic("all_to_all", axes, before, parts)
+    return Traffic("all_gather", axes, before * parts, parts)
 
 
 def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> jax.Array:
@@ -137,7 +149,7 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
     if not axes:
         return x
     if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        if step.monoid is not None or step.kind not in ("all_gather", "all_to_all", "slice"):
+        if step.monoid is not None or step.kind not in _OF_KEYS:
             raise PlanError(
                 f"{step.kind} of {x.dtype}[{', '.join(map(str, x.shape))}]: PRNG keys do not add up"
             )
@@ -147,7 +159,7 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
     parts = mesh.parts(axes)
     kind, dim, to = step.kind, step.dim or 0, step.to_dim or 0
     out: jax.Array
-    if platform == "cpu" and kind in ("all_gather", "all_to_all") and _is_narrow(x):
+    if platform == "cpu" and kind in ("all_gather", "all_to_all", "permute") and _is_narrow(x):
         bits = lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}")
         out = lax.bitcast_convert_type(apply(bits, step, mesh), x.dtype)
     elif kind == "all_gather":
@@ -157,6 +169,8 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
         if platform == "tpu" and to == x.ndim - 1:
             return _exchange_on_tpu(x, names, to, dim, parts)
         out = lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
+    elif kind == "permute":
+        out = lax.ppermute(x, tuple(mesh.names[a] for a in sorted(axes)), pairs(step, mesh))
     elif kind == "slice":
         size = _block(x.shape[dim], parts, step)
         out = lax.dynamic_slice_in_dim(x, block_number(axes, mesh) * size, size, dim)
@@ -359,6 +373,33 @@ def block_number(axes: tuple[int, ...], mesh: MeshShape) -> jax.Array | int:
         if mesh.sizes[a] > 1:
             number = number * mesh.sizes[a] + lax.axis_index(mesh.names[a])
     return number
+
+
+def places_of(axes: Sequence[int], mesh: MeshShape) -> list[int]:
+    """Where in its group the device of block 0 is, of block 1, ...: permutes number the devices of
+    a group as the mesh does, whatever the order of the axes."""
+    sizes = [mesh.sizes[a] for a in sorted(axes)]
+    numbers = np.arange(prod(sizes)).reshape(sizes)
+    found: list[int] = numbers.transpose([sorted(axes).index(a) for a in axes]).ravel().tolist()
+    return found
+
+
+def pairs(step: Change, mesh: MeshShape) -> list[tuple[int, int]]:
+    """Which device of its group sends to which in a permute, numbered as JAX's permutes have it."""
+    axes = [a for a in step.axes if mesh.sizes[a] > 1]
+    to = permuted_to(axes, step.dims or ())
+    return list(zip(places_of(axes, mesh), places_of(to, mesh), strict=True))
+
+
+def _largest_cycle(sent: Sequence[tuple[int, int]]) -> int:
+    to, longest = dict(sent), 1
+    while to:
+        first, at = to.popitem()
+        length = 1
+        while at != first:
+            at, length = to.pop(at), length + 1
+        longest = max(longest, length)
+    return longest
 
 
 def zero(monoid: str | None, dtype: jax.numpy.dtype) -> jax.Array:

@@ -73,6 +73,9 @@ class Change:
     `slice`         replicated over `axes` becomes a minor-most cut of `dim` (no communication)
     `to_partial`    replicated over `axes` becomes partial: the value on shard 0, the monoid's zero
                     elsewhere (no communication)
+    `permute`       blocks of the same size are cut by `dims` afterwards: the device at place j
+                    along `axes` sends its block to the one at place j along
+                    `permuted_to(axes, dims)`
     """
 
     kind: str
@@ -80,6 +83,7 @@ class Change:
     dim: int | None = None
     to_dim: int | None = None
     monoid: str | None = None
+    dims: tuple[tuple[int, ...], ...] | None = None
 
 
 #: What a change of each kind says besides its axes.
@@ -90,6 +94,7 @@ CHANGE_FIELDS: Mapping[str, frozenset[str]] = {
     "all_to_all": frozenset({"dim", "to_dim"}),
     "slice": frozenset({"dim"}),
     "to_partial": frozenset({"monoid"}),
+    "permute": frozenset({"dims"}),
 }
 
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.graph.loops import stacked, taken
-from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 
 from .collectives import after, traffic, wire_bytes
@@ -71,13 +70,12 @@ def _of_body(
             layout, type_ = f.have, wide.get(f.value, graph.values[f.value])
             for step in f.steps:
                 if moved := traffic(step, layout, type_, mesh):
-                    group = mesh.parts(moved.axes)
                     planned = PlannedCollective(
                         kind=moved.kind,
                         axes=tuple(mesh.names[a] for a in moved.axes),
-                        group=group,
+                        group=moved.group,
                         payload_bytes=moved.payload_bytes,
-                        wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, group),
+                        wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, moved.group),
                         count=times,
                         value=f"%{f.value} {type_}",
                         reader=f"{op.kernel} #{k}" if op else "output",
@@ -149,7 +147,9 @@ def _beside(
         v, group = op.inputs[e.operand], mesh.parts(e.axes)
         type_ = wide.get(v, values[v])
         row = e.row_bytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
-        sent = [(BESIDE, rows, sum(rows) * row) for rows in ((e.low, 0), (0, e.high)) if any(rows)]
+        sent = [
+            ("permute", rows, sum(rows) * row) for rows in ((e.low, 0), (0, e.high)) if any(rows)
+        ]
         for kind, n in e.states:
             sent.append((kind, (0, 0), n * (group if kind == "all_gather" else 1)))
         for kind, rows, payload in sent:

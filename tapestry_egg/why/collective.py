@@ -333,6 +333,8 @@ def _reason(account: Account, one: Moved, b: int, maker: int) -> str:
         return (
             f"{_partial(account, b, maker, step.axes)} over {over}: {step.monoid}s of parts; {end}"
         )
+    if step.kind == "permute":
+        return f"its blocks lie on other devices along {over} than those that the reader wants"
     reads = _along(account, b, one.reader, f.value, step.dim or 0)
     if step.kind == "all_gather":
         return f"it is sharded along dim {step.dim} over {over}, {reads}"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import random
 from collections.abc import Callable
-from functools import reduce
+from dataclasses import replace
+from functools import partial, reduce
 
 import jax
 import numpy as np
@@ -12,8 +14,10 @@ import pytest
 from jax.sharding import Mesh, PartitionSpec
 
 from tapestry_egg.errors import PlanError
+from tapestry_egg.extract.certify.legality import Illegal, check_permute
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import Layout, MeshShape, permuted_axes
+from tapestry_egg.graph.layout_algebra import LayoutAlgebra
 from tapestry_egg.plans.collectives import after, apply, traffic
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.runtime.measure.hlo import hlo_stats
@@ -129,6 +133,62 @@ def test_reductions(axes: tuple[int, ...], monoid: str, dtype: str) -> None:
     check(Change("all_reduce", axes, monoid=monoid), source, FLAT, dtype)
     check(Change("reduce_scatter", axes, 2, monoid=monoid), source, FLAT, dtype)
     check(Change("to_partial", axes, monoid=monoid), cut((), (), ()), FLAT, dtype)
+
+
+def permuted(source: Layout, target: Layout, mesh: MeshShape) -> Change:
+    return Change("permute", permuted_axes(source, target, mesh), dims=target.dims)
+
+
+PERMUTES = [
+    (FLAT, cut((0, 1), (), ()), cut((1, 0), (), ()), ("a", "b")),
+    (CUBE, cut((0, 2), (1,), ()), cut((1, 2), (0,), ()), ("a", "b")),  # c keeps its place
+    (CUBE, cut((0,), (), ()), cut((2,), (), ()), ("a", "c")),  # among replicas of blocks
+    (CUBE, cut((0,), (1,), (2,)), cut((1,), (2,), (0,)), ("a", "b", "c")),
+    (MeshShape(("a", "b", "c"), (2, 4, 2)), cut((0, 2), (1,), ()), cut((1,), (2, 0), ()), None),
+]
+
+
+@pytest.mark.parametrize(("mesh", "source", "target", "axes"), PERMUTES)
+def test_one_permute_changes_the_order_of_axes(
+    mesh: MeshShape, source: Layout, target: Layout, axes: tuple[str, ...] | None
+) -> None:
+    if mesh.devices <= len(jax.devices()):
+        check(permuted(source, target, mesh), source, mesh)
+    step = permuted(source, target, mesh)
+    check_permute(step, source, target, mesh)
+    assert axes is None or sorted(mesh.names[a] for a in step.axes) == list(axes)
+    wrong = replace(step, axes=step.axes[1:] + step.axes[:1])
+    with pytest.raises((Illegal, PlanError)):
+        check_permute(wrong, source, after(wrong, source), mesh)
+
+
+@pytest.mark.slow
+def test_every_permute_moves_whole_blocks() -> None:
+    algebra = LayoutAlgebra(CUBE, (3,), ())
+    for a, b, _ in random.Random(0).sample(algebra.facts()["same-blocks"], 12):
+        source, target = algebra.layouts[a], algebra.layouts[b]
+        check(permuted(source, target, CUBE), source, CUBE)
+
+
+def test_permutes_are_compiled_as_they_are_counted() -> None:
+    for mesh, source, target, _ in PERMUTES[:4]:
+        step, tensor = permuted(source, target, mesh), TensorType(SHAPE, "float32")
+        planned = traffic(step, source, tensor, mesh)
+        assert planned is not None
+        grid = Mesh(np.array(jax.devices()[: mesh.devices]).reshape(mesh.sizes), mesh.names)
+        specs = [
+            PartitionSpec(*[tuple(mesh.names[a] for a in d) for d in x.dims])
+            for x in (source, target)
+        ]
+        mapped = jax.shard_map(
+            partial(apply, step=step, mesh=mesh, platform="cpu"),
+            mesh=grid,
+            in_specs=specs[0],
+            out_specs=specs[1],
+            check_vma=False,
+        )
+        compiled = jax.jit(mapped).lower(jax.ShapeDtypeStruct(SHAPE, "float32")).compile()
+        assert hlo_stats(compiled).by_kind() == {("permute", planned.group): planned.payload_bytes}
 
 
 def test_floats_of_four_bits_are_exchanged() -> None:

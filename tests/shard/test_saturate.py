@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -420,6 +421,7 @@ def test_changes_are_the_elementary_steps() -> None:
         dim = c.dim if c.dim >= 0 else None
         other = c.other if c.other >= 0 and not reduces else None
         step = Change(c.kind, c.axes, dim, other, monoids[c.other] if reduces else None)
+        step = replace(step, dims=c.target.dims if c.kind == "permute" else None)
         assert after(step, c.source) == c.target
         mine.add((c.source, c.target, c.kind))
     for layout in found.encoding.algebra.layouts:
@@ -430,6 +432,12 @@ def test_changes_are_the_elementary_steps() -> None:
                 continue
             if target in found.encoding.algebra.number:
                 assert (layout, target, step.kind) in mine
+    blocks = {
+        x: (x.local_shape((64,) * len(x.dims), MESH), x.partial, x.monoid)
+        for x in found.encoding.algebra.layouts
+    }
+    pairs = {(a, b) for a, b in permutations(blocks, 2) if blocks[a] == blocks[b]}
+    assert pairs == {(a, b) for a, b, kind in mine if kind == "permute"}
 
 
 def test_cuts_of_everything_are_counted_right() -> None:

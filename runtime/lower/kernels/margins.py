@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.plans.collectives import block_number
+from tapestry_egg.plans.collectives import block_number, places_of
 from tapestry_egg.plans.exchanges import Reach, margined
 
 if TYPE_CHECKING:
@@ -67,7 +65,7 @@ def _with_edges(
     import jax.numpy as jnp
     from jax import lax
 
-    parts, places = mesh.parts(axes), _places(axes, mesh)
+    parts, places = mesh.parts(axes), places_of(axes, mesh)
     names = tuple(mesh.names[a] for a in sorted(axes))
     here, size, low, high = block_number(axes, mesh), x.shape[k], reach.low, reach.high
     up = list(pairwise([*places, places[0]] if around else places))
@@ -82,12 +80,3 @@ def _with_edges(
         got = lax.ppermute(sent, names, down)
         pieces.append(got if outside is None else jnp.where(here == parts - 1, outside, got))
     return lax.concatenate(pieces, k)
-
-
-def _places(axes: tuple[int, ...], mesh: MeshShape) -> list[int]:
-    """Where in its group the device of block 0 is, of block 1, ...: permutes number the devices of
-    a group as the mesh does, whatever the order of the axes."""
-    sizes = [mesh.sizes[a] for a in sorted(axes)]
-    numbers = np.arange(mesh.parts(axes)).reshape(sizes)
-    found: list[int] = numbers.transpose([sorted(axes).index(a) for a in axes]).ravel().tolist()
-    return found
