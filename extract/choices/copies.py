@@ -435,7 +435,7 @@ def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:
     dim = change.dim if change.dim >= 0 else None
     if change.kind in ("all_reduce", "reduce_scatter", "to_partial"):
         return Change(change.kind, change.axes, dim, monoid=monoids[change.other])
-    if change.kind == "permute":
+    if change.kind == "permute" or (change.kind == "slice" and dim is None):
         return Change(change.kind, change.axes, dims=change.target.dims)
     other = change.other if change.other >= 0 else None
     return Change(change.kind, change.axes, dim, other)

@@ -264,7 +264,7 @@ class _Reader:
                     self.axes(d, f"{at}[3][{n}].dims")
                 given = ("dim", "to_dim", "monoid", "dims")
                 said = frozenset(k for k in given if getattr(step, k) is not None)
-                if said != CHANGE_FIELDS.get(step.kind):
+                if said not in CHANGE_FIELDS.get(step.kind, ()):
                     raise PlanError(f"{step.kind} with {sorted(said)}", where=f"{at}[3][{n}]")
             key_ = (v, self.layout(source, at, rank), self.layout(target, at, rank))
             if key_ in copies:

@@ -9,6 +9,8 @@ What the rules reason with is here as plain relations over numbers, per tensor r
   are partial under different monoids;
 * `cut(l, k, list, base)` says that l is base with `list` appended minor-most to dim k, and
   `partial(l, monoid, list, base)` that l is base with `list` pending under the monoid;
+* `cut-several(l, list, base)` says that l is base with the axes of `list` appended to several dims,
+  in the order of the dims;
 * `same-blocks(l1, l2, list)` says that every block of l2 is a block of l1, held by as many devices,
   which one permute over `list` brings to those that hold it in l2.
 """
@@ -18,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import permutations, product
+from itertools import chain, permutations, product
 from math import comb, prod
 
 from .ids import LayoutId
@@ -114,6 +116,7 @@ class LayoutAlgebra:
             "compose": list(self._compositions()),
             "cut": list(self._cuts()),
             "partial": list(self._partials()),
+            "cut-several": list(self._cuts_of_several()),
             "same-blocks": list(self._same_blocks()),
         }
 
@@ -175,6 +178,16 @@ class LayoutAlgebra:
                     )
                 )
         return rows
+
+    def _cuts_of_several(self) -> Iterator[tuple[LayoutId, int, LayoutId]]:
+        which = {axes: i for i, axes in enumerate(self.axis_lists)}
+        for x in self.layouts:
+            for kept in product(*(range(len(axes) + 1) for axes in x.dims)):
+                cut = [axes[n:] for axes, n in zip(x.dims, kept, strict=True)]
+                if sum(map(bool, cut)) > 1:
+                    dims = tuple(axes[:n] for axes, n in zip(x.dims, kept, strict=True))
+                    base = Layout(dims, x.partial, x.monoid)
+                    yield self.number[x], which[tuple(chain(*cut))], self.number[base]
 
     def _same_blocks(self) -> Iterator[tuple[LayoutId, LayoutId, int]]:
         alike: dict[object, list[Layout]] = {}

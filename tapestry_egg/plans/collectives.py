@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -103,7 +104,13 @@ def after(step: Change, layout: Layout, where: str = "") -> Layout:
     elif step.kind in ("slice", "to_partial"):
         if set(axes) & set(layout.axes):
             raise refuse("needs a tensor that is replicated over them")
-        if step.kind == "slice":
+        if step.kind == "slice" and step.dims is not None:
+            added = [tuple(a for a in d if a in axes) for d in step.dims]
+            longer = tuple(x + y for x, y in zip(dims, added, strict=False))
+            if longer != step.dims or tuple(chain(*added)) != axes:
+                raise refuse(f"to {step.dims} needs another layout")
+            dims = list(longer)
+        elif step.kind == "slice":
             dims[cut(step.dim)] += axes
         else:
             if layout.monoid not in (None, step.monoid):
@@ -171,6 +178,11 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
         out = lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
     elif kind == "permute":
         out = lax.ppermute(x, tuple(mesh.names[a] for a in sorted(axes)), pairs(step, mesh))
+    elif kind == "slice" and step.dims is not None:
+        out = x
+        for k, cut in enumerate(step.dims):
+            if own := tuple(a for a in cut if a in axes):
+                out = apply(out, Change("slice", own, k), mesh, platform)
     elif kind == "slice":
         size = _block(x.shape[dim], parts, step)
         out = lax.dynamic_slice_in_dim(x, block_number(axes, mesh) * size, size, dim)

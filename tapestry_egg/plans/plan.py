@@ -70,7 +70,8 @@ class Change:
     `all_reduce`    partial over `axes` becomes replicated
     `reduce_scatter` partial over `axes` becomes a minor-most cut of `dim`
     `all_to_all`    minor-most cut `axes` moves from `dim` to minor-most of `to_dim`
-    `slice`         replicated over `axes` becomes a minor-most cut of `dim` (no communication)
+    `slice`         replicated over `axes` becomes a minor-most cut of `dim` (no communication); if
+                    several dims are cut, they are cut by `dims` afterwards
     `to_partial`    replicated over `axes` becomes partial: the value on shard 0, the monoid's zero
                     elsewhere (no communication)
     `permute`       blocks of the same size are cut by `dims` afterwards: the device at place j
@@ -87,14 +88,14 @@ class Change:
 
 
 #: What a change of each kind says besides its axes.
-CHANGE_FIELDS: Mapping[str, frozenset[str]] = {
-    "all_gather": frozenset({"dim"}),
-    "all_reduce": frozenset({"monoid"}),
-    "reduce_scatter": frozenset({"dim", "monoid"}),
-    "all_to_all": frozenset({"dim", "to_dim"}),
-    "slice": frozenset({"dim"}),
-    "to_partial": frozenset({"monoid"}),
-    "permute": frozenset({"dims"}),
+CHANGE_FIELDS: Mapping[str, tuple[frozenset[str], ...]] = {
+    "all_gather": (frozenset({"dim"}),),
+    "all_reduce": (frozenset({"monoid"}),),
+    "reduce_scatter": (frozenset({"dim", "monoid"}),),
+    "all_to_all": (frozenset({"dim", "to_dim"}),),
+    "slice": (frozenset({"dim"}), frozenset({"dims"})),
+    "to_partial": (frozenset({"monoid"}),),
+    "permute": (frozenset({"dims"}),),
 }
 
 

@@ -107,6 +107,9 @@ NESTED = [(2, (0, 1)), (2, (1, 0)), (0, (2, 1)), (0, (1, 2)), (1, (0, 2)), (1, (
 def test_gather_and_slice_and_exchange(axes: tuple[int, ...]) -> None:
     check(Change("all_gather", axes, 0), cut(axes, (), ()), FLAT)
     check(Change("slice", axes, 2), cut((), (), ()), FLAT)
+    if len(axes) == 2:
+        dims = (axes[:1], (), axes[1:])
+        check(Change("slice", axes, dims=dims), cut((), (), ()), FLAT)
     check(Change("all_to_all", axes, 0, 2), cut(axes, (), ()), FLAT)
     check(Change("all_to_all", axes, 2, 1), cut((), (), axes), FLAT)
 

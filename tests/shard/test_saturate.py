@@ -421,7 +421,8 @@ def test_changes_are_the_elementary_steps() -> None:
         dim = c.dim if c.dim >= 0 else None
         other = c.other if c.other >= 0 and not reduces else None
         step = Change(c.kind, c.axes, dim, other, monoids[c.other] if reduces else None)
-        step = replace(step, dims=c.target.dims if c.kind == "permute" else None)
+        several = c.kind == "permute" or (c.kind == "slice" and dim is None)
+        step = replace(step, dims=c.target.dims if several else None)
         assert after(step, c.source) == c.target
         mine.add((c.source, c.target, c.kind))
     for layout in found.encoding.algebra.layouts:
@@ -438,6 +439,13 @@ def test_changes_are_the_elementary_steps() -> None:
     }
     pairs = {(a, b) for a, b in permutations(blocks, 2) if blocks[a] == blocks[b]}
     assert pairs == {(a, b) for a, b, kind in mine if kind == "permute"}
+    parts = {
+        (a, b)
+        for a, b in permutations(blocks, 2)
+        if len(a.dims) == len(b.dims) and (a.partial, a.monoid) == (b.partial, b.monoid)
+        if all(y[: len(x)] == x for x, y in zip(a.dims, b.dims, strict=True))
+    }
+    assert parts == {(a, b) for a, b, kind in mine if kind == "slice"}
 
 
 def test_cuts_of_everything_are_counted_right() -> None:
