@@ -74,7 +74,8 @@ def _copy(walk: Walk, move: Move, hidden: float, layers: _Layers) -> CostPart:
     for step in steps:
         kind = carried_as(step.kind, step.monoid, tensor.dtype)
         if kind not in LOCAL:
-            delay += collective_seconds(kind, 0.0, step.axes, walk.mesh, walk.target)
+            wait = collective_seconds(kind, 0.0, step.axes, walk.mesh, walk.target)
+            delay += (step.pieces or 1) * wait
         names.append(f"{step.kind}({','.join(walk.mesh.names[a] for a in step.axes)})")
     spent = {"memory": inside, "launch": delay, "link": seconds - inside - delay}
     op = _operation(walk, *move.reader)

@@ -13,7 +13,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.layout import Layout, MeshShape, permuted_axes, pieces_moved
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.plans.plan import Change, Strategy
 from tapestry_egg.zspace import Projection
@@ -116,6 +116,13 @@ def check_layout(layout: Layout, shape: tuple[int, ...], dtype: str, mesh: MeshS
 def check_permute(step: Change, source: Layout, target: Layout, mesh: MeshShape) -> None:
     """Raise `Illegal` unless a permute leaves each device with the block that `target` gives it."""
     if step.kind != "permute":
+        return
+    if step.pieces is not None:
+        dims = pieces_moved(source, target, mesh)
+        parts = [mesh.parts(x.dims[step.dim or 0]) for x in (source, target)]
+        fits = dims == (step.dim, step.to_dim) and parts[0] == parts[1] * step.pieces
+        if not fits or step.axes != permuted_axes(source, target, mesh):
+            raise Illegal(f"{step} does not lead from {source.show(mesh)} to {target.show(mesh)}")
         return
     rest = tuple(a for a in range(len(mesh.sizes)) if a not in step.axes)
     to = [a for d in target.dims for a in d if a in step.axes]

@@ -259,9 +259,10 @@ class Walk:
             except (PlanError, Illegal) as e:
                 raise self._refuse(*move.reader, f"a copy of {tensor}: {e}") from None
             kind = carried_as(step.kind, step.monoid, tensor.dtype)
-            sent = (kind, before, step.axes, self.mesh, self.target)
+            count = step.pieces or 1
+            sent = (kind, before / count, step.axes, self.mesh, self.target)
             if one is None:
-                took, spent = collective_seconds(*sent), collective_joules(*sent)
+                took, spent = count * collective_seconds(*sent), count * collective_joules(*sent)
             else:
                 whole = collective_seconds(kind, one.every, *sent[2:])
                 took = whole * (before / one.every)

@@ -235,7 +235,8 @@ class _Steps:
     given: Ints  # [changes], the place of each among all that were given
     source: Ints  # [changes], a place among the layouts
     target: Ints  # [changes]
-    kinds: tuple[tuple[str, str | None, tuple[int, ...]], ...]  # kind, monoid, axes
+    # kind, monoid, axes, pieces
+    kinds: tuple[tuple[str, str | None, tuple[int, ...], int], ...]
     kind: Ints  # [changes], the number of its kind
 
 
@@ -263,9 +264,12 @@ class StepCosts:
             source, target = np.array(ends, dtype=np.int64).reshape(-1, 2).T
             given = np.lexsort((target, source))
             given = given[(source[given] >= 0) & (target[given] >= 0)]
-            steps = tuple([_step(changes[c], monoids) for c in given.tolist()])
-            kinds: dict[tuple[str, str | None, tuple[int, ...]], int] = {}
-            kind = [kinds.setdefault((s.kind, s.monoid, s.axes), len(kinds)) for s in steps]
+            steps = tuple([_step(changes[c], monoids, self.mesh) for c in given.tolist()])
+            kinds: dict[tuple[str, str | None, tuple[int, ...], int], int] = {}
+            kind = [
+                kinds.setdefault((s.kind, s.monoid, s.axes, s.pieces or 1), len(kinds))
+                for s in steps
+            ]
             cuts = [self.mesh.parts(axes) for x in layouts for axes in x.dims]
             parts = np.array(cuts, dtype=np.int64).reshape(len(layouts), -1 if cuts else 0)
             found = self._steps[id(changes)] = _Steps(
@@ -365,8 +369,9 @@ def _single(
     alike, like = np.unique(every.kind[within] * len(sizes) + size[source], return_inverse=True)
     price = np.empty((len(alike), 4))
     for k, (kind, n) in enumerate(zip(*np.divmod(alike, len(sizes) or 1), strict=True)):
-        name, monoid, axes = every.kinds[kind]
-        price[k] = costs.of(carried_as(name, monoid, tensor.dtype), float(sizes[n]), axes)
+        name, monoid, axes, count = every.kinds[kind]
+        one = costs.of(carried_as(name, monoid, tensor.dtype), float(sizes[n]) / count, axes)
+        price[k] = count * np.array(one)
 
     new = np.diff(source * len(places) + target, prepend=-1) > 0  # they are in this order
     seconds, begin, group = price[like, 0], np.flatnonzero(new), np.cumsum(new) - 1
@@ -431,11 +436,15 @@ def _table(
     )
 
 
-def _step(change: ChangeRow, monoids: Sequence[str]) -> Change:
+def _step(change: ChangeRow, monoids: Sequence[str], mesh: MeshShape) -> Change:
     dim = change.dim if change.dim >= 0 else None
     if change.kind in ("all_reduce", "reduce_scatter", "to_partial"):
         return Change(change.kind, change.axes, dim, monoid=monoids[change.other])
-    if change.kind == "permute" or (change.kind == "slice" and dim is None):
+    if dim is None and change.kind in ("permute", "slice"):
         return Change(change.kind, change.axes, dims=change.target.dims)
     other = change.other if change.other >= 0 else None
+    if change.kind == "permute":
+        blocks, fewer = (mesh.parts(x.dims[change.dim]) for x in (change.source, change.target))
+        pieces, dims = blocks // fewer, change.target.dims
+        return Change(change.kind, change.axes, dim, other, dims=dims, pieces=pieces)
     return Change(change.kind, change.axes, dim, other)

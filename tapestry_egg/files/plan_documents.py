@@ -262,7 +262,7 @@ class _Reader:
                 self.axes(step.axes, f"{at}[3][{n}].axes")
                 for d in step.dims or ():
                     self.axes(d, f"{at}[3][{n}].dims")
-                given = ("dim", "to_dim", "monoid", "dims")
+                given = ("dim", "to_dim", "monoid", "dims", "pieces")
                 said = frozenset(k for k in given if getattr(step, k) is not None)
                 if said not in CHANGE_FIELDS.get(step.kind, ()):
                     raise PlanError(f"{step.kind} with {sorted(said)}", where=f"{at}[3][{n}]")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from math import prod
 
 from tapestry_egg.errors import TargetError
@@ -95,11 +96,12 @@ class Layout:
 
 
 def permuted_axes(source: Layout, target: Layout, mesh: MeshShape) -> tuple[int, ...]:
-    """The axes over which one permute turns a layout into another of equal blocks, partial over the
+    """The axes over which permutes turn a layout into another of as many blocks, partial over the
     same axes: those that cut dims of `source` first, in their order, then others.
 
     A device's place along these axes, major to minor, is the place of the device that its block
-    goes to along `permuted_to(axes, target.dims)`. Axes that keep their place are left out.
+    goes to along `permuted_to(axes, target.dims)`. Axes that keep their place are
+    left out if blocks stay whole.
     """
     used, wanted = ([a for d in x.dims for a in d] for x in (source, target))
     free = [a for a in range(len(mesh.sizes)) if a not in (*used, *source.partial)]
@@ -109,7 +111,30 @@ def permuted_axes(source: Layout, target: Layout, mesh: MeshShape) -> tuple[int,
     def place(a: int, order: Sequence[int]) -> int:
         return mesh.parts(tuple(order[: order.index(a)]))
 
-    return tuple(a for a in before if mesh.sizes[a] > 1 and place(a, before) != place(a, after))
+    whole = [mesh.parts(x) for x in source.dims] == [mesh.parts(x) for x in target.dims]
+    cut = () if whole else (*used, *wanted)
+    moved = [a for a in before if a in cut or place(a, before) != place(a, after)]
+    return tuple(a for a in moved if mesh.sizes[a] > 1)
+
+
+def pieces_moved(source: Layout, target: Layout, mesh: MeshShape) -> tuple[int, int] | None:
+    """The dims between which permutes of pieces move a part of a mesh axis: the first is cut into
+    that many times fewer blocks, the second into as many more. (-1, -1) if blocks stay whole; None
+    if more dims change, or whole axes can move.
+    """
+    parts = [(mesh.parts(a), mesh.parts(b)) for a, b in zip(source.dims, target.dims, strict=True)]
+    changed = [k for k, (a, b) in enumerate(parts) if a != b]
+    if not changed:
+        return -1, -1
+    if len(changed) != 2:
+        return None
+    one, other = sorted(changed, key=lambda k: parts[k][1] - parts[k][0])
+    (a, b), (c, d) = parts[one], parts[other]
+    if a * c != b * d or a % b or mesh.devices == 1:
+        return None
+    axes = source.dims[one]
+    some = (x for n in range(1, len(axes) + 1) for x in combinations(axes, n))
+    return None if any(mesh.parts(x) == a // b for x in some) else (one, other)
 
 
 def permuted_to(axes: Sequence[int], dims: Sequence[Sequence[int]]) -> tuple[int, ...]:

@@ -11,8 +11,9 @@ What the rules reason with is here as plain relations over numbers, per tensor r
   `partial(l, monoid, list, base)` that l is base with `list` pending under the monoid;
 * `cut-several(l, list, base)` says that l is base with the axes of `list` appended to several dims,
   in the order of the dims;
-* `same-blocks(l1, l2, list)` says that every block of l2 is a block of l1, held by as many devices,
-  which one permute over `list` brings to those that hold it in l2.
+* `same-blocks(l1, l2, list, -1, -1)` says that every block of l2 is a block of l1, held by as many
+  devices, which one permute over `list` brings to those that hold it in l2; with two dims in place
+  of -1, that permutes of pieces do so, which move a part of a mesh axis from one dim to another.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from itertools import chain, permutations, product
 from math import comb, prod
 
 from .ids import LayoutId
-from .layout import Layout, MeshShape, permuted_axes
+from .layout import Layout, MeshShape, permuted_axes, pieces_moved
 
 Row = tuple[int, ...]
 
@@ -189,13 +190,14 @@ class LayoutAlgebra:
                     base = Layout(dims, x.partial, x.monoid)
                     yield self.number[x], which[tuple(chain(*cut))], self.number[base]
 
-    def _same_blocks(self) -> Iterator[tuple[LayoutId, LayoutId, int]]:
+    def _same_blocks(self) -> Iterator[tuple[LayoutId, LayoutId, int, int, int]]:
         alike: dict[object, list[Layout]] = {}
         for x in self.layouts:
-            parts = tuple(self.mesh.parts(axes) for axes in x.dims)
-            alike.setdefault((parts, x.partial, x.monoid), []).append(x)
+            key = len(x.dims), prod(map(self.mesh.parts, x.dims)), x.partial, x.monoid
+            alike.setdefault(key, []).append(x)
         which = {axes: i for i, axes in enumerate(self.axis_lists)}
         for group in alike.values():
             for a, b in permutations(group, 2):
-                if axes := permuted_axes(a, b, self.mesh):
-                    yield self.number[a], self.number[b], which[axes]
+                dims = pieces_moved(a, b, self.mesh)
+                if dims and (axes := permuted_axes(a, b, self.mesh)):
+                    yield self.number[a], self.number[b], which[axes], *dims

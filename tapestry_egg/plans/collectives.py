@@ -46,6 +46,7 @@ class Traffic:
     axes: tuple[int, ...]
     payload_bytes: int
     group: int  # devices that take part together; of a permute the largest cycle
+    count: int = 1
 
 
 def turns(
@@ -130,7 +131,9 @@ def traffic(step: Change, layout: Layout, type_: TensorType, mesh: MeshShape) ->
     before = _local_bytes(type_, layout, mesh)
     parts = mesh.parts(axes)
     if step.kind == "permute":
-        return Traffic(step.kind, axes, before, _largest_cycle(pairs(step, mesh)))
+        first, *others = pairs(step, mesh)
+        count = 1 + len(others)
+        return Traffic(step.kind, axes, before // count, _largest_cycle(first), count)
     if step.kind in ("all_gather", "all_to_all"):
         whole = before * (parts if step.kind == "all_gather" else 1)
         return Traffic(step.kind, axes, whole, parts)
@@ -177,7 +180,9 @@ def apply(x: jax.Array, step: Change, mesh: MeshShape, platform: str = "") -> ja
             return _exchange_on_tpu(x, names, to, dim, parts)
         out = lax.all_to_all(x, names, split_axis=to, concat_axis=dim, tiled=True)
     elif kind == "permute":
-        out = lax.ppermute(x, tuple(mesh.names[a] for a in sorted(axes)), pairs(step, mesh))
+        rounds, group = pairs(step, mesh), tuple(mesh.names[a] for a in sorted(axes))
+        one = step.pieces is None
+        out = lax.ppermute(x, group, rounds[0]) if one else _in_pieces(x, step, mesh, group, rounds)
     elif kind == "slice" and step.dims is not None:
         out = x
         for k, cut in enumerate(step.dims):
@@ -396,11 +401,67 @@ def places_of(axes: Sequence[int], mesh: MeshShape) -> list[int]:
     return found
 
 
-def pairs(step: Change, mesh: MeshShape) -> list[tuple[int, int]]:
-    """Which device of its group sends to which in a permute, numbered as JAX's permutes have it."""
+def pairs(step: Change, mesh: MeshShape) -> list[list[tuple[int, int]]]:
+    """Which device of its group sends to which, numbered as JAX's permutes have it, in every round.
+
+    In round c a device sends the piece of its block whose number along `to_dim`, and that of the
+    piece in the block that gets it along `dim`, come to c modulo the number of pieces: so each
+    device sends one piece and gets one.
+    """
     axes = [a for a in step.axes if mesh.sizes[a] > 1]
-    to = permuted_to(axes, step.dims or ())
-    return list(zip(places_of(axes, mesh), places_of(to, mesh), strict=True))
+    send, get = (np.array(places_of(x, mesh)) for x in (axes, permuted_to(axes, step.dims or ())))
+    if step.pieces is None:
+        return [list(zip(send.tolist(), get.tolist(), strict=True))]
+    n, k, to = step.pieces, step.dim or 0, step.to_dim or 0
+    before, after = _blocks(step, mesh)
+    found = []
+    for c in range(n):
+        at = [*np.unravel_index(np.arange(len(send)), before)]
+        number = (c - at[k]) % n
+        at[k], at[to] = at[k] // n, at[to] * n + number
+        device = get[np.ravel_multi_index(at, after)]
+        found.append(list(zip(send.tolist(), device.tolist(), strict=True)))
+    return found
+
+
+def _blocks(step: Change, mesh: MeshShape) -> tuple[list[int], list[int]]:
+    """How many blocks every dim is cut into before and after a permute of pieces, and last how many
+    devices of the group hold each."""
+    n, k, to = step.pieces or 1, step.dim or 0, step.to_dim or 0
+    after = [mesh.parts(d) for d in step.dims or ()]
+    before = [*after]
+    before[k], before[to] = after[k] * n, after[to] // n
+    held = mesh.parts(step.axes) // prod(after)
+    return [*before, held], [*after, held]
+
+
+def _in_pieces(
+    x: jax.Array,
+    step: Change,
+    mesh: MeshShape,
+    group: tuple[str, ...],
+    rounds: Sequence[Sequence[tuple[int, int]]],
+) -> jax.Array:
+    import jax.numpy as jnp
+    from jax import lax
+
+    n, k, to = len(rounds), step.dim or 0, step.to_dim or 0
+    size = _block(x.shape[to], n, step)
+    before, after = _blocks(step, mesh)
+    devices = np.arange(prod(before))
+    sent, got = (
+        jnp.asarray(np.unravel_index(devices, shape)[dim] % n)[block_number(axes, mesh)]
+        for shape, dim, axes in (
+            (before, k, step.axes),
+            (after, to, permuted_to(step.axes, step.dims or ())),
+        )
+    )
+    pieces = [
+        lax.ppermute(lax.dynamic_slice_in_dim(x, (c - sent) % n * size, size, to), group, each)
+        for c, each in enumerate(rounds)
+    ]
+    every = jnp.stack(pieces)
+    return jnp.concatenate([every[(p + got) % n] for p in range(n)], axis=k)
 
 
 def _largest_cycle(sent: Sequence[tuple[int, int]]) -> int:

@@ -76,7 +76,8 @@ class Change:
                     elsewhere (no communication)
     `permute`       blocks of the same size are cut by `dims` afterwards: the device at place j
                     along `axes` sends its block to the one at place j along
-                    `permuted_to(axes, dims)`
+                    `permuted_to(axes, dims)`. With `pieces`, `dim` is cut into so many times fewer
+                    blocks and `to_dim` into as many more, by a permute for each piece of a block
     """
 
     kind: str
@@ -85,6 +86,7 @@ class Change:
     to_dim: int | None = None
     monoid: str | None = None
     dims: tuple[tuple[int, ...], ...] | None = None
+    pieces: int | None = None
 
 
 #: What a change of each kind says besides its axes.
@@ -95,7 +97,7 @@ CHANGE_FIELDS: Mapping[str, tuple[frozenset[str], ...]] = {
     "all_to_all": (frozenset({"dim", "to_dim"}),),
     "slice": (frozenset({"dim"}), frozenset({"dims"})),
     "to_partial": (frozenset({"monoid"}),),
-    "permute": (frozenset({"dims"}),),
+    "permute": (frozenset({"dims"}), frozenset({"dims", "dim", "to_dim", "pieces"})),
 }
 
 

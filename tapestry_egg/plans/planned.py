@@ -76,7 +76,7 @@ def _of_body(
                         group=moved.group,
                         payload_bytes=moved.payload_bytes,
                         wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, moved.group),
-                        count=times,
+                        count=times * moved.count,
                         value=f"%{f.value} {type_}",
                         reader=f"{op.kernel} #{k}" if op else "output",
                         source=f"{op.source.file}:{op.source.line}"

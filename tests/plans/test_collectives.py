@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.legality import Illegal, check_permute
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.graph.layout import Layout, MeshShape, permuted_axes
+from tapestry_egg.graph.layout import Layout, MeshShape, permuted_axes, pieces_moved
 from tapestry_egg.graph.layout_algebra import LayoutAlgebra
 from tapestry_egg.plans.collectives import after, apply, traffic
 from tapestry_egg.plans.plan import Change
@@ -142,6 +142,28 @@ def permuted(source: Layout, target: Layout, mesh: MeshShape) -> Change:
     return Change("permute", permuted_axes(source, target, mesh), dims=target.dims)
 
 
+def assert_compiled(step: Change, source: Layout, target: Layout, mesh: MeshShape) -> None:
+    """XLA sends what is counted."""
+    tensor = TensorType(SHAPE, "float32")
+    planned = traffic(step, source, tensor, mesh)
+    assert planned is not None
+    grid = Mesh(np.array(jax.devices()[: mesh.devices]).reshape(mesh.sizes), mesh.names)
+    specs = [
+        PartitionSpec(*[tuple(mesh.names[a] for a in d) for d in x.dims]) for x in (source, target)
+    ]
+    mapped = jax.shard_map(
+        partial(apply, step=step, mesh=mesh, platform="cpu"),
+        mesh=grid,
+        in_specs=specs[0],
+        out_specs=specs[1],
+        check_vma=False,
+    )
+    compiled = jax.jit(mapped).lower(jax.ShapeDtypeStruct(SHAPE, "float32")).compile()
+    assert hlo_stats(compiled).by_kind() == {
+        ("permute", planned.group): planned.count * planned.payload_bytes
+    }
+
+
 PERMUTES = [
     (FLAT, cut((0, 1), (), ()), cut((1, 0), (), ()), ("a", "b")),
     (CUBE, cut((0, 2), (1,), ()), cut((1, 2), (0,), ()), ("a", "b")),  # c keeps its place
@@ -165,33 +187,52 @@ def test_one_permute_changes_the_order_of_axes(
         check_permute(wrong, source, after(wrong, source), mesh)
 
 
+WIDE = MeshShape(("a", "b", "c"), (2, 1, 4))
+PIECES = [
+    (FLAT, cut((1,), (0,), ()), cut((0,), (1,), ()), 2),
+    (FLAT, cut((1,), (), (0,)), cut((0,), (), (1,)), 2),
+    (
+        WIDE,
+        cut((2,), (1,), (0,)),
+        cut(
+            (
+                1,
+                0,
+            ),
+            (),
+            (2,),
+        ),
+        2,
+    ),
+    (MeshShape(("a", "b"), (4, 2)), cut((0,), (1,), ()), cut((1,), (0,), ()), 2),
+]
+
+
+@pytest.mark.parametrize(("mesh", "source", "target", "pieces"), PIECES)
+def test_permutes_of_pieces_move_a_part_of_an_axis(
+    mesh: MeshShape, source: Layout, target: Layout, pieces: int
+) -> None:
+    dims, axes = pieces_moved(source, target, mesh), permuted_axes(source, target, mesh)
+    assert dims is not None
+    step = Change("permute", axes, *dims, dims=target.dims, pieces=pieces)
+    check(step, source, mesh)
+    check_permute(step, source, target, mesh)
+    with pytest.raises(Illegal):
+        check_permute(replace(step, pieces=2 * pieces), source, target, mesh)
+    assert_compiled(step, source, target, mesh)
+
+
 @pytest.mark.slow
 def test_every_permute_moves_whole_blocks() -> None:
     algebra = LayoutAlgebra(CUBE, (3,), ())
-    for a, b, _ in random.Random(0).sample(algebra.facts()["same-blocks"], 12):
+    for a, b, *_ in random.Random(0).sample(algebra.facts()["same-blocks"], 12):
         source, target = algebra.layouts[a], algebra.layouts[b]
         check(permuted(source, target, CUBE), source, CUBE)
 
 
 def test_permutes_are_compiled_as_they_are_counted() -> None:
     for mesh, source, target, _ in PERMUTES[:4]:
-        step, tensor = permuted(source, target, mesh), TensorType(SHAPE, "float32")
-        planned = traffic(step, source, tensor, mesh)
-        assert planned is not None
-        grid = Mesh(np.array(jax.devices()[: mesh.devices]).reshape(mesh.sizes), mesh.names)
-        specs = [
-            PartitionSpec(*[tuple(mesh.names[a] for a in d) for d in x.dims])
-            for x in (source, target)
-        ]
-        mapped = jax.shard_map(
-            partial(apply, step=step, mesh=mesh, platform="cpu"),
-            mesh=grid,
-            in_specs=specs[0],
-            out_specs=specs[1],
-            check_vma=False,
-        )
-        compiled = jax.jit(mapped).lower(jax.ShapeDtypeStruct(SHAPE, "float32")).compile()
-        assert hlo_stats(compiled).by_kind() == {("permute", planned.group): planned.payload_bytes}
+        assert_compiled(permuted(source, target, mesh), source, target, mesh)
 
 
 def test_floats_of_four_bits_are_exchanged() -> None:
