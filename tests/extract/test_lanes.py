@@ -25,7 +25,7 @@ BRIEF = Settings(work=1.0, workers=1, recompute=0)
     params=["h100:8 beside", "h100:8", "cpu:8 beside"],
 )
 def front(request: pytest.FixtureRequest) -> te.Front:
-    step, args = recurrent.example()
+    step, args = mlp.example()
     target, _, overlap = request.param.partition(" ")
     settings = replace(BRIEF, overlap=bool(overlap), forms=0)
     mesh = te.MeshShape(("x", "y"), (2, 4))

@@ -139,7 +139,10 @@ def over(archive: Archive, every: Sequence[Costs]) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(p, marks=pytest.mark.long) if p is gathered_twice else p for p in PROGRAMS],
+)
 def test_no_merging_of_any_plan_takes_less(program: Callable[..., Arrays]) -> None:
     """Than is proven, within any peak; and the fastest that there is is found."""
     plan = schedule_of(program)

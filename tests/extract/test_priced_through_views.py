@@ -20,8 +20,10 @@ def _turned(x: jax.Array) -> jax.Array:
     return x.T.reshape(32, -1)
 
 
-@pytest.mark.parametrize("target", ["h100:4", pytest.param("v5e:2x2", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("view", [jnp.ravel, pytest.param(_turned, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("target", "view"),
+    [("h100:4", jnp.ravel), pytest.param("v5e:2x2", _turned, marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(
     "kernel",
     [

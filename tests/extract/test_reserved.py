@@ -88,7 +88,7 @@ CHANGED: tuple[tuple[Callable[[int], Drawn], int], ...] = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("draw", "seed"), CHANGED)
+@pytest.mark.parametrize(("draw", "seed"), CHANGED[:3])
 def test_with_places_of_results_the_network_has_the_front_of_all_plans(
     draw: Callable[[int], Drawn], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

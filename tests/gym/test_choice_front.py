@@ -20,6 +20,7 @@ from tapestry_egg.extract.gym.choices.check import evaluate
 from tapestry_egg.extract.gym.choices.choices import ChoiceProblem, Pairs
 from tests.gym import and_or
 from tests.gym.test_and_or import cases, hard
+from tests.tiers import tiers
 
 
 def check(problem: ChoiceProblem, widest: int) -> None:
@@ -87,9 +88,7 @@ def rich(size: int, seed: int, back: float) -> ChoiceProblem:
 
 
 @pytest.mark.parametrize("back", [0.1, 0.6])
-@pytest.mark.parametrize(
-    "seed", [pytest.param(k, marks=pytest.mark.slow if k % 3 else ()) for k in range(30)]
-)
+@pytest.mark.parametrize("seed", tiers(range(18), usual=2, fast=6))
 def test_programs_agree_with_elimination(seed: int, back: float) -> None:
     problem = rich(14, seed, back)
     by_tables = choice_front(problem, seconds=60.0, widest=30)

@@ -99,35 +99,39 @@ def gradients(x: Array, w: Array, labels: Array) -> tuple[Array, tuple[Array, Ar
     return jax.value_and_grad(loss, (0, 1))(x, w, labels)
 
 
-@pytest.mark.slow
+def streamed(tokens: int, width: int, vocabulary: int, share: float, of: Any) -> te.Plan:
+    """The fastest plan of a loss within a share of what plans with all logits hold."""
+    shapes = [
+        S((tokens, width), jnp.float32),
+        S((width, vocabulary), jnp.float32),
+        S((tokens,), jnp.int32),
+    ]
+    program = te.trace(gradients, *shapes)
+    settings = Settings(work=3.0, recompute=0, forms=0)
+    whole = te.optimize(program, "h100:8", mesh_shapes=EIGHT, settings=settings)
+    assert not _loops(whole.best("seconds")), "all logits at once, without a limit"
+    peak = of(p.costs.peak_bytes for p in whole if not _loops(p))
+    limits = {"peak_bytes": share * peak}
+    short = te.optimize(program, "h100:8", mesh_shapes=EIGHT, settings=settings, limits=limits)
+    plan = short.best("seconds", limits=limits)
+    assert _loops(plan) and plan.costs.peak_bytes <= share * peak
+    values = {v for r in _regions(plan) for v in r.values}
+    assert max(v.size for v in values if v.shape) < tokens * vocabulary
+    return plan
+
+
+@pytest.mark.long
 def test_a_loss_over_a_large_vocabulary_streams_under_a_memory_limit() -> None:
-    """Of 4096 numbers a token: to make the logits again takes long, so that only a limit below what
-    plans with all of them hold has them made in parts of the batch, one after another."""
-
-    def least(tokens: int, width: int, vocabulary: int, share: float, of: Any) -> te.Plan:
-        shapes = [
-            S((tokens, width), jnp.float32),
-            S((width, vocabulary), jnp.float32),
-            S((tokens,), jnp.int32),
-        ]
-        program = te.trace(gradients, *shapes)
-        settings = Settings(work=3.0, recompute=0, forms=0)
-        whole = te.optimize(program, "h100:8", mesh_shapes=EIGHT, settings=settings)
-        assert not _loops(whole.best("seconds")), "all logits at once, without a limit"
-        peak = of(p.costs.peak_bytes for p in whole if not _loops(p))
-        limits = {"peak_bytes": share * peak}
-        short = te.optimize(program, "h100:8", mesh_shapes=EIGHT, settings=settings, limits=limits)
-        plan = short.best("seconds", limits=limits)
-        assert _loops(plan) and plan.costs.peak_bytes <= share * peak
-        values = {v for r in _regions(plan) for v in r.values}
-        assert max(v.size for v in values if v.shape) < tokens * vocabulary
-        return plan
-
-    plan = least(16384, 4096, 131072, 0.65, max)
+    """Logits of width 4096 are slow to recompute: a memory limit alone makes plans stream them."""
+    plan = streamed(16384, 4096, 131072, 0.65, max)
     assert plan.gap < 0.01 and plan.costs.seconds < 0.04, (
         "no more than a sixth more than without a limit"
     )
-    small = least(1024, 64, 4096, 0.9, min)
+
+
+@pytest.mark.slow
+def test_a_loss_that_streams_under_a_memory_limit_gives_the_numbers_of_jax() -> None:
+    small = streamed(1024, 64, 4096, 0.9, min)
     x, w = drawn((1024, 64), (64, 4096))
     labels = jnp.asarray(np.random.default_rng(1).integers(0, 4096, 1024), jnp.int32)
     is_run(small, gradients, (x, w, labels), 1e-4)
@@ -148,7 +152,7 @@ def update(w: dict[str, Array], x: Array, y: Array) -> dict[str, Array]:
     return jax.tree.map(lambda p, g: p - 0.1 * g, w, jax.grad(loss)(w))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_eight_hosts_of_eight_use_three_axes_without_an_option() -> None:
     """The batch over hosts and a part of each, the layer over the rest: the fastest plan of all."""
     w = {"up": S((4096, 16384), jnp.float32), "down": S((16384, 4096), jnp.float32)}

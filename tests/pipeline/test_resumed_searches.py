@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -54,10 +55,21 @@ def costs(front: Front) -> list[tuple[float, float, float]]:
     return [(p.costs.seconds, p.costs.peak_bytes, p.costs.joules) for p in front.plans]
 
 
+@pytest.fixture(scope="module")
+def first_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Front]:
+    file = tmp_path_factory.mktemp("search") / "step.search.npz"
+    return file, planned(file, 0.3)
+
+
+@pytest.fixture
+def searched(first_search: tuple[Path, Front], tmp_path: Path) -> tuple[Path, Front]:
+    """A copy of the file of a search, and the front that it found."""
+    return Path(shutil.copy(first_search[0], tmp_path)), first_search[1]
+
+
 @pytest.mark.slow
-def test_nothing_is_lost_and_bounds_rise(tmp_path: Path) -> None:
-    file = tmp_path / "step.search.npz"
-    first = planned(file, 0.3)
+def test_nothing_is_lost_and_bounds_rise(searched: tuple[Path, Front]) -> None:
+    file, first = searched
     assert costs(first) == costs(planned(None, 0.3)), "the file changes no first search"
     again = planned(file, 0.3)
     for p in first.plans:
@@ -71,16 +83,15 @@ def test_nothing_is_lost_and_bounds_rise(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_of_no_work_keeps_what_was_found(tmp_path: Path) -> None:
-    file = tmp_path / "step.search.npz"
-    first = planned(file, 1.0)
+def test_a_search_of_no_work_keeps_what_was_found(searched: tuple[Path, Front]) -> None:
+    file, first = searched
     assert len(first.plans) > len(planned(None, 0.01).plans)
     assert set(costs(first)) <= set(costs(planned(file, 0.01)))
 
 
-def test_another_program_begins_anew_and_both_are_kept(tmp_path: Path) -> None:
-    file = tmp_path / "step.search.npz"
-    planned(file, 0.3)
+@pytest.mark.slow
+def test_another_program_begins_anew_and_both_are_kept(searched: tuple[Path, Front]) -> None:
+    file, _ = searched
     before = set(SearchFile.open(file).archives)
     other = te.optimize(
         te.trace(lambda x: jnp.sin(x) @ x, jax.ShapeDtypeStruct((64, 64), "f4")),
@@ -92,11 +103,13 @@ def test_another_program_begins_anew_and_both_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_limits_that_no_known_plan_meets_are_searched_for(tmp_path: Path) -> None:
-    file = tmp_path / "step.search.npz"
+def test_limits_that_no_known_plan_meets_are_searched_for(
+    first_search: tuple[Path, Front], tmp_path: Path
+) -> None:
+    file = tmp_path / "short.search.npz"
     planned(file, 0.05)
-    least = min(p.costs.peak_bytes for p in planned(None, 1.0).plans)
-    front = planned(file, 1.0, limits={"peak_bytes": least * 1.001})
+    least = min(p.costs.peak_bytes for p in first_search[1].plans)
+    front = planned(file, 0.3, limits={"peak_bytes": least * 1.001})
     assert front.plans[0].costs.peak_bytes <= least * 1.001
 
 

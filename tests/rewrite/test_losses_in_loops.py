@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import jax
@@ -21,6 +22,7 @@ from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import draw
 from tests.rewrite.test_blocks import integers, largest, numbered, one_hot, picked
+from tests.tiers import tiers
 
 Array = Any
 Loss = Callable[..., Array]
@@ -99,9 +101,9 @@ MODES: dict[str, Callable[[Loss], Loss]] = {
 }
 
 
-def step(mode: str, loss: Loss, product: str = "float32") -> tuple[Loss, list[S]]:
+def step(mode: str, loss: Loss, kind: str = "float32") -> tuple[Loss, list[S]]:
     """Loss and gradients, and shapes of what they are of."""
-    dtype, logits = PRODUCTS[product]
+    dtype, logits = PRODUCTS[kind]
 
     def mean(x: Array, w: Array, labels: Array) -> Array:
         return loss(logits(x, w), labels).mean()
@@ -111,14 +113,17 @@ def step(mode: str, loss: Loss, product: str = "float32") -> tuple[Loss, list[S]
     return jax.value_and_grad(MODES[mode](mean), (0, 1)), shapes
 
 
+def named(case: tuple[str, str, Loss]) -> str:
+    return f"{case[0]}-{case[1]}-{case[2].__name__}"
+
+
 @pytest.mark.parametrize(
-    "product", [p if p == "float32" else pytest.param(p, marks=pytest.mark.slow) for p in PRODUCTS]
+    "case", tiers(product(PRODUCTS, MODES, SPELLINGS), usual=5, fast=4), ids=named
 )
-@pytest.mark.parametrize("loss", SPELLINGS)
-@pytest.mark.parametrize("mode", MODES)
-def test_no_logits_are_left(mode: str, loss: Loss, product: str) -> None:
+def test_no_logits_are_left(case: tuple[str, str, Loss]) -> None:
     """Nothing is as large as a sixteenth of what loops kept for the backward pass, or of logits."""
-    function, shapes = step(mode, loss, product)
+    kind, mode, loss = case
+    function, shapes = step(mode, loss, kind)
     graph = trace(function, *shapes).graph
     made = blocks.with_blocks(graph)
     verify_graph(made)
@@ -138,16 +143,18 @@ def test_labels_enter_blocks_once() -> None:
     assert [made.values[v].dtype for v in loop.inputs].count("int32") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("product", ["float32", "bfloat16"])
-@pytest.mark.parametrize("loss", [one_hot, numbered, flattened])
-@pytest.mark.parametrize("mode", MODES)
-def test_numbers_are_those_of_the_program(mode: str, loss: Loss, product: str) -> None:
+@pytest.mark.parametrize(
+    "case",
+    tiers(product(["float32", "bfloat16"], MODES, [one_hot, numbered, flattened]), usual=2),
+    ids=named,
+)
+def test_numbers_are_those_of_the_program(case: tuple[str, str, Loss]) -> None:
     """By the reference executor, which knows of no blocks."""
-    function, shapes = step(mode, loss, product)
+    kind, mode, loss = case
+    function, shapes = step(mode, loss, kind)
     graph = trace(function, *shapes).graph
     xs = draw(shapes, below=512)
-    bound = 1e-5 if product == "float32" else 1e-2
+    bound = 1e-5 if kind == "float32" else 1e-2
     made = execute(blocks.with_blocks(graph), [np.asarray(x) for x in xs])
     for got, want in zip(made, jax.tree.leaves(jax.jit(function)(*xs)), strict=True):
         a, b = np.asarray(got, np.float64), np.asarray(want, np.float64)

@@ -4,6 +4,7 @@ they are made of, and a program that holds a block of them is searched where mem
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import BOOKS, draw
 from tests.rewrite.loss_spellings import LOSSES, Loss, arguments, narrow, next_tokens, normalised
+from tests.tiers import tiers
 
 Array = Any
 S = jax.ShapeDtypeStruct
@@ -49,13 +51,14 @@ def of_largest(found: tuple[Form, ...]) -> Iterator[Form]:
     return (f for f in found if blocks.OF_LARGEST in f.rules)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_every_spelling_is_in_blocks_and_gives_the_numbers_of_jax(loss: Loss, dtype: Any) -> None:
+@pytest.mark.parametrize(
+    "case", tiers(product(LOSSES, (jnp.float32, jnp.bfloat16)), usual=3), ids=lambda c: c[0]
+)
+def test_every_spelling_is_in_blocks_and_gives_the_numbers_of_jax(case: tuple[str, Any]) -> None:
     """512 rows of 96 logits, of a width of 32. Each row is computed as it was written, also where
     it is rounded; sums over rows are in float32, and rounded once: no number is further from that
     in float64 than JAX's own, but for a rounding."""
+    loss, dtype = LOSSES[case[0]], case[1]
     shapes = arguments(loss, dtype, 128, 32, 96)
     graph = trace(step(loss), *shapes).graph
     assert blocks.with_blocks(graph) is graph

@@ -84,11 +84,13 @@ def test_targets_say_what_their_units_read() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere() -> None:
+def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere(
+    tmp_path: Path,
+) -> None:
+    """In its file, too."""
     fn, args = mlp.example((256, 1024, 1024, 256), 512)
-    program = te.trace(fn, *args)
-    settings = Settings(work=1.0, recompute=0, forms=0)
-    front = te.optimize(program, "v5e:2x4", settings=settings)
+    settings = Settings(work=0.3, recompute=0, forms=0)
+    front = te.optimize(te.trace(fn, *args), "v5e:2x4", settings=settings)
     found = [
         (p, [c for c in p.collectives if c.reader.startswith("dot_general")])
         for p in front
@@ -104,18 +106,11 @@ def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere() 
         assert off < 1e-4 * np.linalg.norm(np.asarray(b) - np.asarray(old))  # 2e-3 where rounded
     moved = compare(plan, te.compile(plan, devices).compile())
     assert moved.equal, str(moved)  # by the bytes that move where nothing is rounded
-
-
-@pytest.mark.slow
-def test_files_hold_rounded_plans(tmp_path: Path) -> None:
-    fn, args = mlp.example()
-    settings = Settings(work=0.3, recompute=0, forms=0)
-    front = te.optimize(te.trace(fn, *args), "v5e:2x4", settings=settings)
     assert any(op.kernel == "round_operand" for op in front[0].graph.operations)
     te.save(front, tmp_path / "front.json")
-    found = te.load(tmp_path / "front.json")
-    assert isinstance(found, te.Front)
-    assert found[0].costs == front[0].costs
+    loaded = te.load(tmp_path / "front.json")
+    assert isinstance(loaded, te.Front)
+    assert loaded[0].costs == front[0].costs
 
 
 def test_nothing_else_reads_what_is_rounded() -> None:

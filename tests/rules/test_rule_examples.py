@@ -19,6 +19,7 @@ from tapestry_egg.rules.language.book import Rule, load_books
 from tapestry_egg.rules.verify.example import example_graph
 from tapestry_egg.tracing.emit import emit
 from tests.rewrite.equal_forms import RULES, agree, data, forced, wide
+from tests.tiers import tiers
 
 #: The rules of the other books that ship, each with its example.
 MORE = [
@@ -42,8 +43,7 @@ def test_rules_fire_on_their_examples_and_both_sides_agree(rule: Rule, dtype: st
             agree(graph, other)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("rule", MORE, ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", tiers(MORE, usual=4), ids=lambda r: r.name)
 def test_more_rules_fire_on_their_examples_and_lower_to_equal_numbers(rule: Rule) -> None:
     with wide():
         graph = example_graph(rule.example, rule.where)

@@ -17,6 +17,7 @@ from tapestry_egg.errors import RuleError
 from tapestry_egg.metakernels.registry import templates
 from tapestry_egg.rules import Rule, load_book
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
+from tests.tiers import tiers
 
 TABLE = yaml.safe_load(Path(__file__).with_name("kinds.yaml").read_text("utf-8"))
 _KEYS = {"m": "match", "r": "replace", "n": "numerics", "d": "dtype", "g": "guard", "l": "let"}
@@ -48,10 +49,7 @@ def test_the_table_is_long_enough_to_mean_something() -> None:
     assert len(FALSE) >= 400 and len(SOUND) >= 80
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(n, marks=pytest.mark.slow if k % 4 else ()) for k, n in enumerate(FALSE[::7])],
-)
+@pytest.mark.parametrize("name", tiers(FALSE[::21], fast=2))
 def test_some_that_are_false_are_refused_with_a_counterexample(name: str, tmp_path: Path) -> None:
     check_false(tmp_path, name)
 
@@ -95,7 +93,7 @@ KINDS = [k for k in templates() if not several(k) and k != "qr"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", KINDS[::6])
+@pytest.mark.parametrize("kernel", KINDS[::12])
 def test_a_rule_about_some_kernels_reaches_a_verdict(kernel: str, tmp_path: Path) -> None:
     verdict = verify_rule(identity(tmp_path, kernel), wanted=4)
     assert verdict is not None and verdict.instances >= 3

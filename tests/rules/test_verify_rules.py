@@ -22,6 +22,7 @@ from tapestry_egg.rules.verify.trust import (
     verified_all,
 )
 from tapestry_egg.rules.verify.verdicts import RuleRefused, Verdict, verify_rule
+from tests.tiers import tiers
 
 HERE = Path(__file__).parent
 SOUND = load_book(HERE / "rules_sound.yaml").rules
@@ -34,11 +35,7 @@ def test_the_lists_are_long_enough_to_mean_something() -> None:
     assert len({r.text for r in SOUND} - {r.text for r in SHIPPED}) >= 50
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [pytest.param(r, marks=pytest.mark.slow if k % 4 else ()) for k, r in enumerate(UNSOUND)],
-    ids=lambda r: r.name,
-)
+@pytest.mark.parametrize("rule", tiers(UNSOUND, usual=2, fast=4), ids=lambda r: r.name)
 def test_what_is_not_true_is_refused_with_a_counterexample(rule: Rule) -> None:
     with pytest.raises(RuleRefused, match=rule.name) as caught:
         verify_rule(rule)
