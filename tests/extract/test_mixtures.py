@@ -18,6 +18,7 @@ from tapestry_egg.extract.engine.search import _toward
 from tapestry_egg.extract.problem.latencies import Latencies
 from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.work import Work
+from tests.tiers import tiers
 
 from .test_timeline import TIMES, brute_seconds, random_timeline
 
@@ -96,7 +97,7 @@ class Drawn:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", tiers(range(8), usual=2, fast=4))
 def test_prices_of_a_mixture_prove_its_seconds_and_no_more(seed: int, kind: str) -> None:
     rng = np.random.default_rng(seed)
     for _ in range(4):

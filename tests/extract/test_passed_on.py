@@ -49,7 +49,7 @@ def test_states_are_copied_to_each_other_s_places(target: str, name: str) -> Non
         assert compiled.peak_bytes == pytest.approx(plan.costs.peak_bytes, rel=0.01)
 
 
-@pytest.mark.parametrize("target", ["cpu:4", "h100:4", "v5e:2x2"])
+@pytest.mark.parametrize("target", ["h100:4", pytest.param("v5e:2x2", marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", STEPS)
 def test_search_and_certificate_agree_on_several_devices(target: str, name: str) -> None:
     fn, count, donated, _ = STEPS[name]

@@ -123,13 +123,13 @@ def fuzz(document: Any, folder: Path, seed: int, count: int) -> int:
     return refused
 
 
-COUNTS = {"graph": 850, "plan": 350, "front": 200, "loom": 200}
+COUNTS = {"graph": 400, "plan": 120, "front": 80, "loom": 100}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", COUNTS)
-def test_a_thousand_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
-    """Together 1600, of which more than 1200 are refused."""
+def test_hundreds_of_damaged_files(saved: dict[str, Any], tmp_path: Path, kind: str) -> None:
+    """Three of four are refused."""
     assert fuzz(saved[kind], tmp_path, 0, COUNTS[kind]) >= 0.75 * COUNTS[kind]
 
 

@@ -107,7 +107,7 @@ def expected(name: str, c: gpt2.Config) -> dict[tuple[str, int], int]:
 
 
 # One of each kind of cut; the others are combinations of these.
-FIRST = {"fsdp", "tensor_sequence_parallel_regather", "data_tensor_parallel"}
+FIRST = {"tensor_sequence_parallel_regather", "data_tensor_parallel"}
 CASES = [
     pytest.param(name, True, marks=[] if name in FIRST else pytest.mark.long) for name in BASELINES
 ]

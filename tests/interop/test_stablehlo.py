@@ -108,7 +108,13 @@ def test_numbers_are_those_of_xla(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["mlp", "moe", "recurrent", "while_loop", "sorting", "llama"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("mlp", "recurrent", "while_loop", "sorting"),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("moe", "llama")),
+    ],
+)
 def test_train_steps_are_the_same_programs(name: str) -> None:
     step, args = models.example(name)
     program = same(step, *args, rtol=1e-4)

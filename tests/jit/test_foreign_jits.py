@@ -13,7 +13,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 
-QUICK = Settings(work=0.2)
+QUICK = Settings(work=0.1, recompute=0, forms=0, merge=False)
 X, Y = jnp.linspace(-1, 1, 128).reshape(16, 8), jnp.ones((16, 4))
 
 pytestmark = pytest.mark.slow

@@ -18,7 +18,7 @@ import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.jit import optimized, planning
 
-QUICK = Settings(work=0.2)
+QUICK = Settings(work=0.1, recompute=0, forms=0, merge=False)
 X, W = jnp.arange(128.0).reshape(16, 8) / 64, jnp.ones((8, 4)) / 4
 
 

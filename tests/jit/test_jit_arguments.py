@@ -17,7 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import PlanError
 from tapestry_egg.pipeline import Settings
 
-QUICK = Settings(work=0.2)
+QUICK = Settings(work=0.1, recompute=0, forms=0, merge=False)
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 PLACES = {

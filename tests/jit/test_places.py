@@ -20,7 +20,9 @@ from tapestry_egg.pipeline.jit.places import mesh_shape, named_mesh, pinned_leav
 from tapestry_egg.pipeline.jit.planning import Request, compile_best, plan_program
 from tapestry_egg.tracing.call_signature import on_meshes
 
-QUICK = Settings(work=0.5, algebra=replace(Settings().algebra, iterations=0), recompute=0)
+QUICK = Settings(
+    work=0.2, merge=False, forms=0, algebra=replace(Settings().algebra, iterations=0), recompute=0
+)
 
 
 def grid(names: tuple[str, ...] = ("data", "model"), sizes: tuple[int, ...] = (4, 2)) -> Mesh:

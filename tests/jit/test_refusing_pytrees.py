@@ -18,7 +18,7 @@ from tapestry_egg.extract.pins.shardings import input_shardings, output_sharding
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.tracing.call_signature import argument_shardings, result_shardings
 
-QUICK = Settings(work=0.2)
+QUICK = Settings(work=0.1, recompute=0, forms=0, merge=False)
 MESH = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
 
 

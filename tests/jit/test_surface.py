@@ -27,7 +27,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import UnplannedError
 from tapestry_egg.pipeline import Settings
 
-QUICK = Settings(work=0.2)
+QUICK = Settings(work=0.1, recompute=0, forms=0, merge=False)
 X = jnp.arange(128.0).reshape(16, 8) / 64
 KEY = jax.random.key(7)
 DEVICES = jax.devices()

@@ -31,7 +31,7 @@ from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recompute import Recomputing
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
-QUICK = Settings(work=0.5, micro_batches=())
+QUICK = Settings(work=0.1, micro_batches=(), merge=False)
 #: Nothing is computed again.
 LEAN = replace(QUICK, recompute=0)
 #: Forms are chosen by their time on one device alone, and nothing is computed again.

@@ -13,6 +13,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.runtime import compare
+from tests.tiers import tiers
 
 S = jax.ShapeDtypeStruct
 N = 8
@@ -57,8 +58,7 @@ CASES: dict[str, tuple[Any, Any, np.ndarray, int]] = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", tiers(CASES, usual=3))
 def test_devices_share_every_dim_but_the_one_that_is_transformed(name: str) -> None:
     """Each device sends its own block once, but for what stays with it."""
     fn, right, given, dim = CASES[name]

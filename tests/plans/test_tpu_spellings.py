@@ -14,6 +14,7 @@ from tapestry_egg.plans.collectives import apply, turns
 from tapestry_egg.plans.plan import Change
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("shape", "dim"),
     [

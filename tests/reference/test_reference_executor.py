@@ -54,13 +54,13 @@ def same(got: Any, wanted: Any, tolerance: float = 0.0) -> None:
 
 # Programs
 
-QUICK = ("mlp", "moe", "recurrent", "while_loop")
-SLOW = ("convnet", "gpt2", "llama", "sorting", "vit")
+USUAL = ("llama", "mlp", "moe", "sorting", "while_loop")
+LONG = ("convnet", "gpt2", "recurrent", "vit")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+    "name", [*USUAL, *(pytest.param(name, marks=pytest.mark.long) for name in LONG)]
 )
 def test_train_steps_give_what_jax_gives_whole_and_in_random_shards(name: str) -> None:
     fn, args = example(name)

@@ -170,7 +170,7 @@ def test_nothing_in_a_program_ends_the_script(tmp_path: Path) -> None:
 @pytest.fixture(scope="module")
 def trained() -> Front:
     step, args = mlp.example()
-    return te.optimize(te.trace(step, *args), "h100:8", settings=te.Settings(work=1, workers=1))
+    return te.optimize(te.trace(step, *args), "h100:8", settings=te.Settings(work=0.2, workers=1))
 
 
 @pytest.mark.slow

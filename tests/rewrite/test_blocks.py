@@ -256,7 +256,7 @@ def test_a_plan_holds_less_and_gives_the_numbers(tmp_path: Path) -> None:
     """On eight devices; and from disk, where the loop is made again."""
     shapes = arguments(jnp.float32, 512, 8192)
     program = te.trace(step(integers), *shapes)
-    settings = Settings(work=1.0, max_axes=1)
+    settings = Settings(work=0.3, max_axes=1)
     front = te.optimize(program, target="cpu:8", settings=settings)
     plans = [p for p in front.plans if blocks.RULE in p.rules]
     assert plans

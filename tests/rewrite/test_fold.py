@@ -213,7 +213,9 @@ def test_any_choice_for_a_folded_program_gives_equal_numbers(graph: BlockGraph, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fn", [network, step, pytest.param(remembering, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "fn", [network, *(pytest.param(f, marks=pytest.mark.long) for f in (step, remembering))]
+)
 def test_the_whole_has_the_form_that_it_has_unfolded(
     fn: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -230,6 +232,8 @@ def test_the_whole_has_the_form_that_it_has_unfolded(
         if costs[0] >= costs[1] * (1 - 1e-9):
             assert digest(one.graph) == digest(other.graph) and one.rules == other.rules
     agree(graph, found[1].graph, scale=0.05)
+    rules: dict[str, object] = {r.name: r for b in BOOKS for r in b.rules}
+    assert digest(replay(graph, found[1].steps, rules)[-1]) == digest(found[1].graph)
 
 
 @pytest.mark.slow
@@ -287,15 +291,6 @@ def test_a_deep_train_step_costs_what_its_folded_program_costs() -> None:
     check_copies(graph, folded)
     seconds = program_seconds(folded.graph, H100, folded.weights)
     assert seconds == pytest.approx(program_seconds(graph, H100), rel=1e-9)
-
-
-@pytest.mark.slow
-def test_the_form_of_a_folded_program_gives_equal_numbers_and_replays() -> None:
-    graph = layered(network, 26)
-    best = forms(graph, BOOKS, H100)[1]
-    agree(graph, best.graph, scale=0.05)
-    rules: dict[str, object] = {r.name: r for b in BOOKS for r in b.rules}
-    assert digest(replay(graph, best.steps, rules)[-1]) == digest(best.graph)
 
 
 @pytest.mark.slow

@@ -37,7 +37,7 @@ def numbers(graph: BlockGraph, inputs: Sequence[Array]) -> list[Array]:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SEEDS)
 def test_blocks_of_rows_give_what_the_whole_gives(seed: int) -> None:
     with jax.enable_x64(True), warnings.catch_warnings():
@@ -59,7 +59,7 @@ def test_blocks_of_rows_give_what_the_whole_gives(seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SEEDS)
 def test_a_batch_in_parts_gives_what_the_whole_gives(seed: int) -> None:
     """Any dim of any input as the batch."""
@@ -88,7 +88,7 @@ def test_a_batch_in_parts_gives_what_the_whole_gives(seed: int) -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(SEEDS)
 def test_attention_that_is_recognised_is_attention(seed: int) -> None:
     """Numbers of the program itself, or as near the truth. Where it gives NaN, anything."""

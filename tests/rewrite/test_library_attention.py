@@ -13,12 +13,12 @@ from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.library_attention import BATCH, FEATURES, HEADS, LAYERS, ROWS, modes
 from tests.rewrite.test_streams import largest
+from tests.tiers import tiers
 
 TYPE = jax.ShapeDtypeStruct((BATCH, ROWS, FEATURES), jnp.float32)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("name", tiers(LAYERS, usual=2))
 def test_layers_of_libraries(name: str) -> None:
     """In every mode no scores are left, and forward and backward give the layer's own numbers."""
     make, recognised = LAYERS[name]

@@ -163,7 +163,7 @@ def test_numbers_are_those_of_the_program(case: tuple[str, str, Loss]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("machine", ["cpu:1", "h100:1"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["remat in a loop", "loop over tokens"])
 def test_temporaries_hold_no_logits(mode: str, machine: str) -> None:
     """As XLA compiles them."""
     from benchmarks.bench_strategies import devices_of
@@ -187,11 +187,11 @@ def test_temporaries_hold_no_logits(mode: str, machine: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["remat", "loop"])
+@pytest.mark.parametrize("mode", ["remat", pytest.param("loop", marks=pytest.mark.long)])
 def test_plans_send_what_they_say_and_give_the_numbers(mode: str) -> None:
     """On eight devices: every plan in blocks of rows."""
     function, shapes = step(mode, with_logsumexp)
-    settings = te.Settings(work=0.5, max_axes=1)
+    settings = te.Settings(work=0.3, max_axes=1)
     front = te.optimize(trace(function, *shapes), target="cpu:8", settings=settings)
     plans = [p for p in front.plans if blocks.RULE in p.rules]
     assert plans

@@ -90,7 +90,8 @@ def test_a_plan_for_a_tpu_gathers_rounded_weights_and_keeps_numbers_elsewhere(
     """In its file, too."""
     fn, args = mlp.example((256, 1024, 1024, 256), 512)
     settings = Settings(work=0.3, recompute=0, forms=0)
-    front = te.optimize(te.trace(fn, *args), "v5e:2x4", settings=settings)
+    mesh = te.MeshShape(("x",), (8,))
+    front = te.optimize(te.trace(fn, *args), "v5e:2x4", mesh_shapes=[mesh], settings=settings)
     found = [
         (p, [c for c in p.collectives if c.reader.startswith("dot_general")])
         for p in front

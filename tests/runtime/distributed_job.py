@@ -49,7 +49,8 @@ def run_job(
         environment = {
             **os.environ,
             "JAX_PLATFORMS": "cpu",
-            "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}",
+            "XLA_FLAGS": f"--xla_force_host_platform_device_count={count}"
+            " --xla_backend_optimization_level=0",
             "TAPESTRY_EGG_PLAN_CACHE": "off",
             **(env or {}),
         }
@@ -155,7 +156,7 @@ def _jit(fn: Any, **options: Any) -> Any:
     import tapestry_egg as te
     from tapestry_egg.pipeline.settings import Settings
 
-    settings = Settings(seconds=0.5, workers=1)
+    settings = Settings(work=0.1, recompute=0, forms=0, merge=False, workers=1)
     return te.jit(fn, mesh=jax.devices(), settings=settings, **options)
 
 
