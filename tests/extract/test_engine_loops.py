@@ -14,14 +14,7 @@ from tapestry_egg.extract.engine.trees import descend_trees
 from tapestry_egg.extract.engine.within import Within
 from tapestry_egg.extract.problem import chains
 from tapestry_egg.extract.problem.problem import Problem
-from tests.extract.random_problems import (
-    Shape,
-    cost,
-    labellings,
-    optimum,
-    random_problem,
-    seeds,
-)
+from tests.extract.random_problems import Shape, cost, labellings, optimum, random_problem, seeds
 
 FORBIDDEN = 1e4
 

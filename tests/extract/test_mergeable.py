@@ -141,7 +141,8 @@ def over(archive: Archive, every: Sequence[Costs]) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(p, marks=pytest.mark.long) if p is gathered_twice else p for p in PROGRAMS],
+    [two_sums, read_twice]
+    + [pytest.param(p, marks=pytest.mark.long) for p in (after_each_other, gathered_twice)],
 )
 def test_no_merging_of_any_plan_takes_less(program: Callable[..., Arrays]) -> None:
     """Than is proven, within any peak; and the fastest that there is is found."""

@@ -68,14 +68,14 @@ def check(problem: ChoiceProblem, method: str) -> None:
 # 10 000 problems in all; the automatic choice ends in elimination on problems so small.
 @pytest.mark.long
 @pytest.mark.slow
-@cases(4500)
+@cases(2250)
 @given(and_or.problems("positive"))
 def test_the_automatic_answer_is_the_best(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
 @pytest.mark.slow
-@cases(1500)
+@cases(750)
 @given(and_or.problems("real"))
 def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None:
     check(problem, "auto")
@@ -83,7 +83,7 @@ def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None
 
 @pytest.mark.long
 @pytest.mark.slow
-@cases(1500)
+@cases(750)
 @given(and_or.problems("signed"))
 def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
     check(problem, "auto")
@@ -91,14 +91,14 @@ def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
 
 @pytest.mark.long
 @pytest.mark.slow
-@cases(1000)
+@cases(500)
 @given(and_or.problems("huge"))
 def test_costs_near_a_quintillion_are_told_apart(problem: ChoiceProblem) -> None:
     check(problem, "auto")
 
 
 @pytest.mark.slow
-@cases(1500)
+@cases(750)
 @given(and_or.problems("positive"))
 def test_elimination_without_reductions_is_exact(problem: ChoiceProblem) -> None:
     form = working_form(problem)
@@ -120,7 +120,7 @@ def milp(problem: ChoiceProblem) -> tuple[Record, float]:
 
 
 @pytest.mark.slow
-@cases(500)
+@cases(250)
 @given(and_or.problems("positive"))
 def test_the_mixed_integer_program_is_exact(problem: ChoiceProblem) -> None:
     record, bound = milp(problem)
@@ -129,7 +129,7 @@ def test_the_mixed_integer_program_is_exact(problem: ChoiceProblem) -> None:
 
 
 @pytest.mark.slow
-@cases(300)
+@cases(150)
 @given(and_or.problems("signed"))
 def test_the_mixed_integer_program_is_exact_below_zero(problem: ChoiceProblem) -> None:
     record, bound = milp(problem)
@@ -138,7 +138,7 @@ def test_the_mixed_integer_program_is_exact_below_zero(problem: ChoiceProblem) -
 
 
 @pytest.mark.slow
-@cases(400)
+@cases(200)
 @given(and_or.problems("positive", most=7))
 def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem) -> None:
     # Rows may cut off answers, as long as a best one stays: its value is the program's at least.
@@ -159,7 +159,7 @@ def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem
 
 
 @pytest.mark.slow
-@cases(300)
+@cases(150)
 @given(and_or.problems("positive", most=7))
 def test_levels_allow_every_answer(problem: ChoiceProblem) -> None:
     form = working_form(problem)
@@ -189,7 +189,7 @@ def test_levels_bar_a_cycle() -> None:
 
 
 @pytest.mark.slow
-@cases(700)
+@cases(350)
 @given(and_or.problems("positive"))
 def test_reductions_keep_the_best_value_with_any_known_answer(problem: ChoiceProblem) -> None:
     best = and_or.best(problem)
@@ -219,7 +219,7 @@ def test_a_need_that_a_merge_repeats_counts_once() -> None:
 
 
 @pytest.mark.slow
-@cases(400)
+@cases(200)
 @given(and_or.problems("positive"))
 def test_greedy_choices_are_legal_and_no_better_than_the_best(problem: ChoiceProblem) -> None:
     best = and_or.best(problem)
@@ -397,7 +397,7 @@ def test_the_working_form_scales_real_costs_exactly() -> None:
     assert [form.value([n]) for n in form.home] == [Fraction(0.1), Fraction(0.3)]
 
 
-@cases(150)
+@cases(75)
 @given(and_or.problems("positive", most=7))
 def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> None:
     form = working_form(problem)
@@ -417,7 +417,7 @@ def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> Non
 
 
 @pytest.mark.slow
-@cases(200)
+@cases(100)
 @given(st.integers(0, 2**32))
 def test_multipliers_prove_the_bound_that_they_prove(seed: int) -> None:
     # Any multipliers give a bound; those of the solver give its value.

@@ -38,28 +38,28 @@ def check(problem: ChoiceProblem, widest: int) -> None:
 
 
 @pytest.mark.slow
-@cases(800)
+@cases(400)
 @given(and_or.problems("positive"))
 def test_elimination_finds_the_whole_front(problem: ChoiceProblem) -> None:
     check(problem, widest=30)
 
 
 @pytest.mark.slow
-@cases(400)
+@cases(200)
 @given(st.one_of(and_or.problems("real"), and_or.problems("signed"), and_or.problems("huge")))
 def test_the_front_of_other_costs(problem: ChoiceProblem) -> None:
     check(problem, widest=30)
 
 
 @pytest.mark.slow
-@cases(300)
+@cases(150)
 @given(and_or.problems("positive", most=5))
 def test_programs_under_limits_find_the_whole_front(problem: ChoiceProblem) -> None:
     check(problem, widest=-1)
 
 
 @pytest.mark.slow
-@cases(150)
+@cases(75)
 @given(and_or.problems("signed", most=5))
 def test_programs_under_limits_find_the_front_below_zero(problem: ChoiceProblem) -> None:
     check(problem, widest=-1)

@@ -111,8 +111,8 @@ def test_numbers_are_those_of_xla(case: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("mlp", "recurrent", "while_loop", "sorting"),
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("moe", "llama")),
+        *("mlp", "recurrent", "while_loop"),
+        *(pytest.param(n, marks=pytest.mark.long) for n in ("sorting", "moe", "llama")),
     ],
 )
 def test_train_steps_are_the_same_programs(name: str) -> None:

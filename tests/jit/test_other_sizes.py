@@ -58,7 +58,7 @@ def like(monkeypatch: pytest.MonkeyPatch) -> list[Plan | None]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_batch_size_is_searched_where_the_plan_of_the_first_is(
     like: list[Plan | None],
 ) -> None:

@@ -133,7 +133,11 @@ def test_traced_forward_gives_what_jax_gives() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long if n == "resnet" else ()) for n in TRACED]
+    "name",
+    [
+        pytest.param(n, marks=pytest.mark.long if n in ("lora", "resnet", "state_space") else ())
+        for n in TRACED
+    ],
 )
 def test_traced_step_gives_what_jax_gives(name: str) -> None:
     jitted, step, args = started(name)

@@ -22,7 +22,7 @@ import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.runtime import hlo_stats
 
-QUICK = Settings(work=0.3)
+QUICK = Settings(work=0.1)
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 Build = Callable[[], Case]
 PROGRAMS: dict[str, Build] = {}

@@ -52,7 +52,7 @@ def of_largest(found: tuple[Form, ...]) -> Iterator[Form]:
 
 
 @pytest.mark.parametrize(
-    "case", tiers(product(LOSSES, (jnp.float32, jnp.bfloat16)), usual=3), ids=lambda c: c[0]
+    "case", tiers(product(LOSSES, (jnp.float32, jnp.bfloat16)), usual=5), ids=lambda c: c[0]
 )
 def test_every_spelling_is_in_blocks_and_gives_the_numbers_of_jax(case: tuple[str, Any]) -> None:
     """512 rows of 96 logits, of a width of 32. Each row is computed as it was written, also where

@@ -235,8 +235,7 @@ def test_labels_that_follow_changes_are_those_of_all_labelled_anew(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("remat", [False, True])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize(("remat", "dtype"), [(False, jnp.bfloat16), (True, jnp.float32)])
 def test_layers_in_a_scan_are_taken_in(remat: bool, dtype: Any) -> None:
     """With attention that is recognised inside, and gradients carried in float32: in bfloat16 they
     are nearer to those of float32 than the program's own."""

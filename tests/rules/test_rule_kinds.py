@@ -55,7 +55,7 @@ def test_some_that_are_false_are_refused_with_a_counterexample(name: str, tmp_pa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOUND[::9])
+@pytest.mark.parametrize("name", SOUND[::18])
 def test_some_that_are_sound_pass(name: str, tmp_path: Path) -> None:
     check_sound(tmp_path, name)
 

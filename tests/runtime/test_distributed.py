@@ -276,7 +276,7 @@ def test_another_number_of_devices_is_an_error_on_every_process() -> None:
         assert "devices: 2 local ones of 6 there, 4 local ones" in e.told.get("error", ""), e.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_process_that_dies_while_the_first_one_plans_is_named() -> None:
     env = {PATIENCE: "6"}
     first, second = run_job("train", {"search_sleep": 10.0}, {"dies_after": 5.0}, env=env)

@@ -307,7 +307,7 @@ def planned_again(name: str) -> Front:
     fn, arguments, asked = PROGRAMS[name]
     donated = 0 if fn is step else ()
     program = te.trace(fn, *arguments, donate_argnums=donated)
-    settings = Settings(work=0.5, workers=1, recompute=0, forms=0, micro_batches=(), merge=False)
+    settings = Settings(work=0.2, workers=1, recompute=0, forms=0, micro_batches=(), merge=False)
     devices = 4 if asked.get("mesh_shapes") == [SQUARE] else 8
     return te.optimize(program, f"h100:{devices}", settings=settings, **asked)
 
