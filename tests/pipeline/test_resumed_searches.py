@@ -102,7 +102,7 @@ def test_another_program_begins_anew_and_both_are_kept(searched: tuple[Path, Fro
     assert other.plans and before < set(SearchFile.open(file).archives)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_limits_that_no_known_plan_meets_are_searched_for(
     first_search: tuple[Path, Front], tmp_path: Path
 ) -> None:

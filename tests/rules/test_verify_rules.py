@@ -78,7 +78,7 @@ def test_some_of_what_is_true_passes(rule: Rule) -> None:
 def test_shipped_rules_are_true_on_other_programs(book: str, every: int) -> None:
     """The receipts tell of the full check; here are fewer programs, of another seed."""
     rules = [r for r in SHIPPED if r.where.startswith(f"{book}:")]
-    found = [verify_rule(r, seed=11, wanted=8) for r in rules[::every]]
+    found = [verify_rule(r, seed=11, wanted=5) for r in rules[::every]]
     assert found.count(None) <= 1  # one only numbers the program's values
 
 
