@@ -68,18 +68,17 @@ def forms_with_streams(
     time where devices, which may hold `limit` bytes each, are short of memory."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
-    n, words = target.devices, (budget, least_gain, slower, room, batches, shared, limit)
+    n, changes = target.devices, list[tuple[BlockGraph, RuleStep]]()
     shifted = shifts.with_shifts(graph, n) if n > 1 else graph
     if shifted is not graph:
-        found = forms_with_streams(shifted, books, target, *words)
         took = "shifts", f"as many rows as {n} devices share"
-        return _of_changed(found, graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took))
+        changes.append((graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took)))
+        graph = shifted
     inside = large_inside.with_invariants_inside(graph)
     if inside is not graph and program_seconds(inside, target) < program_seconds(graph, target):
-        found = forms_with_streams(inside, books, target, *words)
         what = "what is large and does not change is made inside"
-        step = _step(graph, inside, target, large_inside.RULE, "loops", what)
-        return _of_changed(found, graph, step)
+        changes.append((graph, _step(graph, inside, target, large_inside.RULE, "loops", what)))
+        graph = inside
     streamed, ended = streams_of(graph)
     found, base = _with_streams(
         graph, streamed, books, target, budget, least_gain, slower, room, limit
@@ -101,7 +100,10 @@ def forms_with_streams(
         *(_shared(base, target) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
     )
-    return (replace(found[0], left=told), *every[1:], *made.forms, *others)
+    found = (replace(found[0], left=told), *every[1:], *made.forms, *others)
+    for before, step in reversed(changes):
+        found = _of_changed(found, before, step)
+    return found
 
 
 def _of_changed(found: Sequence[Form], graph: BlockGraph, step: RuleStep) -> tuple[Form, ...]:

@@ -241,6 +241,24 @@ def test_programs_of_moves_keep_their_numbers(function: Function) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("mode", ["wrap", "edge", "constant"])
+def test_gradients_of_sums_of_shifts_have_plans(mode: str) -> None:
+    """Shifts may be found in a program of shifts, again and again: that is tried once."""
+
+    def loss(x: Array) -> Array:
+        return jnp.sum(
+            jnp.sin(sum(jnp.pad(x, ((1, 1), (0, 0)), mode)[k : N + k] for k in range(3)))
+        )
+
+    program = te.trace(jax.grad(loss), jax.ShapeDtypeStruct((N, M), jnp.float32))
+    wanted = Settings(work=1.0, merge=False)
+    plan = te.optimize(program, "h100:8", pins={"[0]": ("x", None)}, settings=wanted)[0]
+    x = normal(N, M).astype(np.float32)
+    found = te.compile(plan, jax.devices()[: plan.mesh.devices])(x)
+    np.testing.assert_allclose(found, jax.grad(loss)(x), atol=1e-5)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["next token", "token shift", "written", "steps"])
 def test_plans_take_what_those_of_the_twin_take(name: str) -> None:
     """Programs of which the twin moves rows by one operation, on extents that matter."""
