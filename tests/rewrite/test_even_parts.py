@@ -151,7 +151,7 @@ def descended(w: Any, x: Array) -> Any:
     return jax.tree.map(lambda a, b: a - 0.1 * b, w, g)
 
 
-HEADS = {**{n: normal(9, 6, 8) for n in "qkv"}, "o": normal(6, 8, 9)}, normal(1, 128, 9)
+HEADS = {**{n: normal(9, 6, 8) for n in "qkv"}, "o": normal(6, 8, 9)}, normal(1, 127, 9)
 
 
 def mlp(w: Any, x: Array, y: Array) -> Any:
@@ -198,13 +198,14 @@ def test_case_34_six_heads_on_four_devices(
     function: Callable[..., Any], arguments: Any, share: float, tmp_path: Path
 ) -> None:
     """Two heads on each, of which those that were added cost what they take."""
-    # Rows of scores that are computed where they are read are cut instead.
-    front = planned(function, arguments, replace(te.load_target("cpu:4"), fuses=False), 1.0)
+    # Rows, of which there are an odd number, cannot be cut instead; nor scores inside kernels.
+    target = replace(te.load_target("cpu:4"), fuses=False)
+    front = planned(function, arguments, target, 1.0)
     best = front.best()
     assert "even-parts-4" in best.rules
-    even = best.costs.seconds
-    others = [p.costs.seconds for p in front.plans if "even-parts-4" not in p.rules]
-    assert even < share * min(others)
+    as_given = ("sharding", "collectives")  # no book that makes another form
+    given = te.optimize(te.trace(function, *arguments), target, books=as_given)
+    assert best.costs.seconds < share * given.best().costs.seconds
     front.save(tmp_path / "front")
     assert [p.costs for p in te.load(tmp_path / "front").plans] == [p.costs for p in front.plans]
 
