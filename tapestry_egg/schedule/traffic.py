@@ -296,10 +296,7 @@ class Traffic:
             unit = self._schedule.units[maker]
         made_by = self._program.instances[unit.root]
         if not made_by.port:
-            return not old & self._read(unit) <= {
-                *self._fusion.aligned[maker],
-                *(v for v in [self._written_over(maker)] if v is not None),
-            }
+            return not old & self._read(unit) <= self._written(maker)
         if made_by.port in ("carry", "stream", "invariant") and following in made_by.outputs[:1]:
             return not {following} <= old & self._fusion.aligned[first]
         if made_by.port != "stack" or unit.root in self._renewed:
@@ -316,11 +313,15 @@ class Traffic:
     def takes_turns(self, carry: Unit) -> bool:
         """Whether nothing is copied if a loop runs two rounds at a time, as the second makes the
         next value where the old one was: all that reads the old one has run by then, whatever the
-        order. A value that another carry takes on has been computed a round before."""
+        order. A value that another carry takes on was computed a round before, and is written over
+        what that one had."""
         root = self._program.instances[carry.root]
         made_by = self._root_of(maker := self._maker(root.inputs[1]))
-        if made_by.port == "carry" and made_by is not root:
+        if takes_on := made_by.port == "carry" and made_by is not root:
             made_by = self._root_of(maker := self._maker(made_by.inputs[1]))
+            unit = self._schedule.units[maker]
+            if made_by.port or not {*root.outputs[:-1]} & self._read(unit) <= self._written(maker):
+                return False
         before, stack = set[int](), [maker]
         while stack:
             u = stack.pop()
@@ -328,15 +329,27 @@ class Traffic:
             makers = {self._schedule.producer[v] for *_, v in self._schedule.units[u].reads}
             stack += makers - before
         readers = {u for v in root.outputs[:-1] for u in self._readers(v)}
-        return not made_by.port and all(u in before or self._root_of(u).port for u in readers)
+        ports = [self._schedule.units[u] for u in readers if self._root_of(u).port]
+        others = [x for x in ports if x is not carry and self._root(x).port == "carry"]
+        if made_by.port or (others and takes_on) or not all(map(self.takes_turns, others)):
+            return False
+        return all(u in before or self._root_of(u).port for u in readers)
 
     def _in_pairs(self, carry: Instance) -> bool:
         """Whether a loop runs two rounds, or four and so on, at a time."""
         unroll: int = self._program.loop_of(carry).params.get("unroll", 1)
         return unroll % 2 == 0
 
+    def _written(self, u: int) -> set[FlatId]:
+        """The operands over which a unit may write."""
+        over = self._written_over(u)
+        return {*self._fusion.aligned[u], *(() if over is None else (over,))}
+
     def _root_of(self, u: int) -> Instance:
-        return self._program.instances[self._schedule.units[u].root]
+        return self._root(self._schedule.units[u])
+
+    def _root(self, unit: Unit) -> Instance:
+        return self._program.instances[unit.root]
 
     def _maker(self, v: FlatId) -> int:
         """The unit that makes a value, or what it is a view of."""

@@ -17,6 +17,7 @@ from functools import cached_property
 from math import prod
 from typing import NamedTuple
 
+from tapestry_egg.columns import short_paths
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.groups import grouped
@@ -119,6 +120,11 @@ class _Graph:
     def __init__(self, pages: _Pages, graph: BlockGraph, path: Path) -> None:
         self.pages, self.graph, self.path = pages, graph, path
         self.maker, self.readers = graph.producers(), graph.readers()
+
+    @cached_property
+    def files(self) -> Mapping[str, str]:
+        """What the files of the graph are called here."""
+        return short_paths({op.source.file for op in self.graph.operations})
 
     @cached_property
     def views(self) -> Mapping[int, tuple[int, View]]:
@@ -336,7 +342,7 @@ class _Graph:
         """Which operations are in a box, and where the largest is written."""
         kernels = " + ".join(self.graph.operations[k].kernel for k in numbers)
         source = self.graph.operations[max(numbers, key=self._size)].source
-        where = f", {source}" if source.file else ""
+        where = f", {self.files[source.file]}:{source.line}" if source.file else ""
         several = "s" if len(numbers) > 1 else ""
         return f"operation{several} {', '.join(map(str, numbers))}: {kernels}{where}"
 

@@ -59,6 +59,13 @@ def graph_picture(
     return graph_pages(graph, covers, operations)[0].picture
 
 
+def test_a_place_is_the_name_of_its_file_and_its_line(linear: BlockGraph) -> None:
+    """Not the whole path, which others need not have."""
+    places = [item.title for item in graph_picture(linear).items if item.title]
+    assert any("test_drawing.py:" in place for place in places)
+    assert not any(str(Path(__file__).parent) in place for place in places)
+
+
 def titled(pages: tuple[Page, ...], title: str) -> Picture:
     (found,) = (p.picture for p in pages if p.picture.title == title)
     return found

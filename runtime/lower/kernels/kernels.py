@@ -455,7 +455,6 @@ def _localize(
     return here, outside, first
 
 
-#: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
 def _fused_attention(call: Call) -> list[jax.Array]:
     """Rows of a causal mask see the keys up to their own place among all rows."""
     (rows,) = (d for d, n in enumerate(call.signature.outputs[0].matrix[1]) if n)
@@ -468,6 +467,7 @@ def _fused_attention(call: Call) -> list[jax.Array]:
     return in_rows(call.bind, call.operands, number, count, call.params["window"])
 
 
+#: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
 LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "iota": _iota,
     "iota_2x32_shape": _iota_words,
