@@ -18,7 +18,7 @@ from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.compiler_options import GPUS
-from tapestry_egg.plans.exchanges import sent_again
+from tapestry_egg.plans.exchanges import exchanges_of, sent_again
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
@@ -186,13 +186,15 @@ class LocalBody:
     @cached_property
     def on_the_fly(self) -> dict[int, int]:
         """Value that is not stored -> the operation that a later reader can take again for it:
-        a plain one that reads its operands as they were produced, or small blocks of them."""
+        a plain one that reads its operands as they were produced, or small blocks of them, and
+        sends nothing."""
         return {
             op.outputs[0]: k
             for k, op in enumerate(self.body.graph.operations)
             if len(op.outputs) == 1
             and op.outputs[0] not in self.stored
             and not (op.regions or op.effectful)
+            and not exchanges_of(self.body, k, self.mesh)
             and all(f.have == f.need or self._is_cut_out(f) for f in self.reads[k])
         }
 

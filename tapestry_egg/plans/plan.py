@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -208,6 +208,9 @@ class Costs:
     serial_seconds: float = 0.0
 
 
+_COSTS = frozenset(f.name for f in fields(Costs))
+
+
 @dataclass(frozen=True)
 class RuleStep:
     """One step: the rules that it takes (one, as a rule), what is computed another way and how, and
@@ -395,7 +398,12 @@ class Plan:
                 body = self.__dict__.pop("_read_body")()
                 self.__dict__["body"] = body
                 return body
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            costs = f"; its costs have: plan.costs.{name}" if name in _COSTS else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{costs}",
+                name=name,
+                obj=self,
+            )
 
     def __getstate__(self) -> dict[str, Any]:
         assert self.body, "read by now"

@@ -20,6 +20,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime import compare
+from tapestry_egg.runtime.emitted import audit
 
 Array = Any
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -402,3 +403,28 @@ def test_what_reaches_over_the_next_block_is_gathered(window: int) -> None:
     np.testing.assert_allclose(
         te.compile(plan, jax.devices()[:8])(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4
     )
+
+
+@pytest.mark.slow
+def test_rows_are_sent_once_where_kernels_are_made_to_wait() -> None:
+    """What kernels compute of a value is computed anew behind the barriers that keep the plan's
+    order, but not what has to be sent for it."""
+
+    def flips(spins: jax.Array, keys: jax.Array) -> jax.Array:
+        def sweep(s: jax.Array, key: jax.Array) -> tuple[jax.Array, None]:
+            for k in (0, 1):
+                near = sum(jnp.roll(s, by, dim) for by in (1, -1) for dim in (0, 1))
+                u = jax.random.uniform(jax.random.fold_in(key, k), s.shape)
+                s = jnp.where(u < jnp.exp(-s * near), -s, s)
+            return s, None
+
+        return lax.scan(sweep, spins, keys)[0]
+
+    keys = jax.random.split(jax.random.key(0), 10)
+    program = te.trace(flips, jax.ShapeDtypeStruct((4096, 4096), jnp.float32), keys)
+    settings = Settings(work=0.2, workers=1, recompute=0, merge=False)
+    mesh = MeshShape(("x",), (8,))
+    best = te.optimize(program, "h100:8", mesh_shapes=[mesh], settings=settings).plans[0]
+    row = 4096 * 4
+    assert best.costs.wire_bytes == 10 * 4 * row  # two rows a colour and round, both ways
+    audit(replace(best))
