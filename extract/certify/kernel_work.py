@@ -36,11 +36,9 @@ from tapestry_egg.metakernels.signatures.signature import (
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
-from tapestry_egg.schedule.one_device import block_work
+from tapestry_egg.schedule.one_device import block_work, gemm_of
 from tapestry_egg.schedule.traffic import UnitTraffic, scattered_bytes
 from tapestry_egg.schedule.units import Unit
-
-from .contractions import gemm_of, is_contraction, is_product, sums_columns
 
 
 class Work(NamedTuple):
@@ -109,15 +107,7 @@ def kernel_work(
         evaluate(x.signature.flops, extents[i])
         for i, x in zip(unit.members, instances, strict=True)
     )
-    contractions = [
-        i
-        for i, x in zip(unit.members, instances, strict=True)
-        if x.signature.fusion == "kernel" and is_contraction(x.signature)
-    ]
-    contraction, gemm = bool(contractions), None
-    if len(contractions) == 1:
-        i = contractions[0]
-        gemm = gemm_of(program.instances[i].signature, extents[i])
+    contraction, gemm = any(x.signature.contracts for x in instances), _gemm(unit, program, extents)
     types = instances[-1].signature.output_types
     dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
     own = instances[-1].signature
@@ -186,25 +176,27 @@ def _split(
     extents: Mapping[int, tuple[int, ...]],
     target: Target,
 ) -> float:
-    costs = target.split_k
-    found = [
-        i
-        for i in unit.members
-        if (x := program.instances[i]).signature.fusion == "kernel"
-        and not x.port
-        and is_contraction(x.signature)
-    ]
-    if costs is None or len(found) != 1:
+    gemm = _gemm(unit, program, extents)
+    products = [x for i in unit.members if (x := program.instances[i].signature).is_product]
+    if target.split_k is None or gemm is None or not products:
         return 0.0
-    signature = program.instances[found[0]].signature
-    gemm = gemm_of(signature, extents[found[0]])
-    if gemm is None or not is_product(signature):
-        return 0.0
-    whole = gemm_of(signature, signature.extents)
-    if whole is not None and 1.0 in (whole.m, whole.n):
-        every = gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
-        return float(every) if sums_columns(signature) else 0.0
-    return _split_product(gemm, costs)
+    if products[0].by_vector:
+        return (
+            gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
+            if products[0].adds_columns
+            else 0.0
+        )
+    return _split_product(gemm, target.split_k)
+
+
+def _gemm(
+    unit: Unit, program: FlatProgram, extents: Mapping[int, tuple[int, ...]]
+) -> Gemm[float] | None:
+    """The product of matrices that a unit's kernel is on one device, if it is one."""
+    found = [i for i in unit.members if program.instances[i].signature.contracts]
+    if len(found) != 1:
+        return None
+    return gemm_of(program.instances[found[0]].signature, extents[found[0]])
 
 
 @lru_cache(maxsize=1 << 12)

@@ -212,16 +212,20 @@ def _taken_through_views(signature: OperationSignature, unit: Unit, target: Targ
 def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
     """The product of matrices that a kernel of these operations is on one device, if it is one."""
     found = [m for m in members if m.contracts]
-    if len(found) != 1 or found[0].gemm is None:
+    return gemm_of(found[0], found[0].extents) if len(found) == 1 else None
+
+
+def gemm_of(signature: OperationSignature, extents: Sequence[int]) -> Gemm[float] | None:
+    """The product of matrices that a contraction is at the given index extents, if it is one."""
+    dims = signature.gemm
+    if dims is None:
         return None
-    dims, (one,) = found[0].gemm, found
-    batch, m, n, k = dims.shape(one.extents)
-    lhs, rhs = one.input_types[dims.lhs].dtype, one.input_types[dims.rhs].dtype
-    out = one.output_types[0].dtype
-    windows = one.convolved(one.extents)
+    batch, m, n, k = map(float, dims.shape(extents))
+    lhs, rhs = signature.input_types[dims.lhs].dtype, signature.input_types[dims.rhs].dtype
+    windows = signature.convolved(extents)
     convolved = Convolved(*map(float, windows)) if windows else None
-    sizes = float(batch), float(m), float(n), float(k)
-    return Gemm(*sizes, lhs, rhs, out, convolved, one.precision)
+    out = signature.output_types[0].dtype
+    return Gemm(batch, m, n, k, lhs, rhs, out, convolved, signature.precision)
 
 
 def _arithmetic(root: OperationSignature, gemm: Gemm[float] | None) -> str:
