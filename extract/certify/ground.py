@@ -11,13 +11,13 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.schedule.leaving import Leaving
+from tapestry_egg.schedule.lifetimes import lives_of
 from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.traffic import Traffic, traffic_of
 
-from .buffers import Lives
 from .longest_path import Streams
-from .results import Leaving
 
 #: Strategies that were checked before, by the identity of the signature, which stands beside what
 #: operations so cut get from neighbours and so keeps its identity.
@@ -30,14 +30,12 @@ class Ground:
     def __init__(self, schedule: Schedule, target: Target, legal: Legal | None = None) -> None:
         self.schedule, self.target = schedule, target
         self.program = schedule.program
-        self.body_of: dict[int, int] = {
-            v: b for b, body in enumerate(self.program.bodies) for v in body.values
-        }
+        self.body_of = self.program.body_of
         self.local: dict[int, int] = {
             v: k for body in self.program.bodies for k, v in enumerate(body.values)
         }
-        self.times = [self._times(b) for b in range(len(self.program.bodies))]
-        self.lives = Lives(schedule, self.body_of, target.epilogues, target.fusing)
+        self.times = [body.weight for body in self.program.bodies]
+        self.lives = lives_of(schedule, target.epilogues, target.fusing)
         self.streams = Streams(schedule, target.slowdown)
         self.legal: Legal = {} if legal is None else legal
 
@@ -79,17 +77,6 @@ class Ground:
         units = self.schedule.units
         made = {v for x in units for i in x.members for v in self.program.instances[i].outputs}
         return frozenset(made - {v for x in units for v in x.outputs})
-
-    def _times(self, b: int) -> float:
-        """How often one step runs a body: lengths of scans multiplied out, a while loop once, each
-        branch of a conditional in its turn."""
-        body = self.program.bodies[b]
-        if body.parent < 0:
-            return 1.0
-        op = self.program.bodies[body.parent].graph.operations[body.operation]
-        if op.kernel == "cond":
-            return self._times(body.parent) / len(op.regions)
-        return self._times(body.parent) * (op.params["length"] if op.kernel == "scan" else 1)
 
     @cached_property
     def reads(self) -> tuple[tuple[tuple[InstanceId, int, FlatId, int, bool], ...], ...]:

@@ -12,35 +12,24 @@ import numpy as np
 from tapestry_egg.graph.blockgraph import TensorType, itemsize
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
-    BESIDE,
     collective_seconds,
     collective_wire_bytes,
     copying_seconds,
-    kernel_seconds,
-    like_roofline,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
 from tapestry_egg.machine.split_k import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.metakernels.signatures.signature import (
-    BLOCKS,
-    LEAST,
-    MOST,
-    ROOM,
-    OperationSignature,
     evaluate,
 )
-from tapestry_egg.plans.exchanges import Exchange
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import FlatProgram
-from tapestry_egg.schedule.one_device import block_work
+from tapestry_egg.schedule.one_device import gemm_of, priced, taken_through_views
 from tapestry_egg.schedule.traffic import UnitTraffic, scattered_bytes
 from tapestry_egg.schedule.units import Unit
-
-from .contractions import gemm_of, is_contraction, is_product, sums_columns
+from tapestry_egg.shard.stored_blocks import kernel_blocks
 
 
 class Work(NamedTuple):
@@ -98,43 +87,26 @@ def kernel_work(
             traffic += evaluate(some, extents[i]) * program.types[v].itemsize
         if not port and signature.scattered is not None and signature.scattered.operand == p:
             traffic += scattered_bytes(signature, extents[i], target)
-    traffic += _taken_through_views(unit, program, extents, target)
     for v, share in zip(unit.outputs, through.writes, strict=True):
         traffic += share * (elements(program.types[v], given[v], mesh) * program.types[v].itemsize)
     if port:
         seconds = copying_seconds(traffic, through.launches, target)
         energy = joules(0.0, traffic, 0.0, seconds, mesh.devices, target)
         return Work(seconds, energy, hbm_bytes=traffic, bound="memory")
-    flops = sum(
-        evaluate(x.signature.flops, extents[i])
-        for i, x in zip(unit.members, instances, strict=True)
-    )
-    contractions = [
-        i
-        for i, x in zip(unit.members, instances, strict=True)
-        if x.signature.fusion == "kernel" and is_contraction(x.signature)
-    ]
-    contraction, gemm = bool(contractions), None
-    if len(contractions) == 1:
-        i = contractions[0]
-        gemm = gemm_of(program.instances[i].signature, extents[i])
-    types = instances[-1].signature.output_types
-    dtype = gemm.dtype if gemm else types[0].dtype if types else "float32"
-    own = instances[-1].signature
-    spilled = own.spilled_in(extents[unit.members[-1]])
-    work = like_roofline(own.kernel, own.measured, flops, dtype, target, contraction, spilled)
+    root = instances[-1].signature
+    traffic += taken_through_views(root, unit, extents[unit.root], target)
+    signatures = [x.signature for x in instances]
+    found = priced(signatures, [extents[i] for i in unit.members], traffic, target)
+    about = mesh.devices, target, found.dtype, found.matrix
     if through.is_free(not any(given[v].partial for v in unit.outputs)):
-        inside = joules(flops, 0.0, 0.0, 0.0, mesh.devices, target, dtype, contraction)
-        return Work(joules=float(inside), flops=flops)
-    steps = evaluate(own.steps, extents[unit.members[-1]])
-    seconds = float(kernel_seconds(work, traffic, dtype, target, contraction, gemm, steps))
-    blocks, moved = block_work(own, extents[unit.members[-1]], target)
-    seconds, traffic = max(seconds, blocks), traffic + moved
-    energy = joules(flops, traffic, 0.0, seconds, mesh.devices, target, dtype, contraction)
+        inside = joules(found.flops, 0.0, 0.0, 0.0, *about)
+        return Work(joules=float(inside), flops=found.flops)
+    seconds, flops, traffic = found.seconds, found.flops, found.moved
+    energy = joules(flops, traffic, 0.0, seconds, *about)
     roofline = {
-        "compute": work / target.rate(dtype, contraction),
+        "compute": found.work / target.rate(found.dtype, found.matrix),
         "memory": traffic / target.hbm_bytes_per_second,
-        "launch": max(target.launch_seconds, steps * target.step_seconds),
+        "launch": max(target.launch_seconds, found.steps * target.step_seconds),
     }
     bound, wire = max(roofline, key=lambda k: roofline[k]), 0.0
     for sent in instances[-1].signature.sent_types:
@@ -158,26 +130,10 @@ def kernel_scratch(
     if program.instances[unit.root].port:
         return 0.0, 0.0
     extents = _extents(unit, program, bodies, mesh)
-    stored = sum(_blocks(program.instances[i].signature, extents[i], target) for i in unit.members)
+    stored = sum(
+        kernel_blocks(program.instances[i].signature, extents[i], target) for i in unit.members
+    )
     return stored, _split(unit, program, extents, target)
-
-
-def _blocks(signature: OperationSignature, extents: tuple[int, ...], target: Target) -> float:
-    """Blocks of scores, and what else is beside, where no measured kernel does without."""
-    takes = signature.scratch
-    dtype = signature.output_types[0].dtype if signature.output_types else ""
-    if takes is None or kernel_rate(signature.kernel, signature.measured, dtype, target.name):
-        return 0.0
-    beside = evaluate(takes.walked if target.epilogues else takes.beside, extents)
-    if not takes.blocks:
-        return beside
-    scores, row = (evaluate(x, extents) for x in (takes.scores, takes.row))
-    blocks = takes.fused if target.epilogues else takes.blocks
-    if takes.along:
-        longest = max(extents[d] for d in takes.along)
-        return blocks * min(max(ROOM, scores * LEAST / longest), scores) + beside
-    room = min(max(scores / BLOCKS, float(ROOM)), float(MOST))
-    return blocks * min(scores, max(room, row)) + beside
 
 
 def _split(
@@ -186,25 +142,27 @@ def _split(
     extents: Mapping[int, tuple[int, ...]],
     target: Target,
 ) -> float:
-    costs = target.split_k
-    found = [
-        i
-        for i in unit.members
-        if (x := program.instances[i]).signature.fusion == "kernel"
-        and not x.port
-        and is_contraction(x.signature)
-    ]
-    if costs is None or len(found) != 1:
+    gemm = _gemm(unit, program, extents)
+    products = [x for i in unit.members if (x := program.instances[i].signature).is_product]
+    if target.split_k is None or gemm is None or not products:
         return 0.0
-    signature = program.instances[found[0]].signature
-    gemm = gemm_of(signature, extents[found[0]])
-    if gemm is None or not is_product(signature):
-        return 0.0
-    whole = gemm_of(signature, signature.extents)
-    if whole is not None and 1.0 in (whole.m, whole.n):
-        every = gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
-        return float(every) if sums_columns(signature) else 0.0
-    return _split_product(gemm, costs)
+    if products[0].by_vector:
+        return (
+            gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
+            if products[0].adds_columns
+            else 0.0
+        )
+    return _split_product(gemm, target.split_k)
+
+
+def _gemm(
+    unit: Unit, program: FlatProgram, extents: Mapping[int, tuple[int, ...]]
+) -> Gemm[float] | None:
+    """The product of matrices that a unit's kernel is on one device, if it is one."""
+    found = [i for i in unit.members if program.instances[i].signature.contracts]
+    if len(found) != 1:
+        return None
+    return gemm_of(program.instances[found[0]].signature, extents[found[0]])
 
 
 @lru_cache(maxsize=1 << 12)
@@ -212,26 +170,6 @@ def _split_product(gemm: Gemm[float], costs: SplitK) -> float:
     """The parts of one product of matrices; the plans of a front have many alike."""
     batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
     return float(split_scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
-
-
-def _taken_through_views(
-    unit: Unit, program: FlatProgram, extents: Mapping[int, tuple[int, ...]], target: Target
-) -> float:
-    """Bytes that a kernel moves of operands which views show it, where it says what these are."""
-    root = program.instances[unit.root]
-    if root.signature.fusion != "kernel":
-        return 0.0
-    outside, own = {(i, p) for i, p, _ in unit.reads}, extents[unit.root]
-    taken, scattered = 0.0, root.signature.scattered
-    for p, v in enumerate(root.inputs):
-        if (unit.root, p) in outside:
-            continue
-        some = root.signature.reads[p] if root.signature.reads else None
-        if some is not None:
-            taken += evaluate(some, own) * program.types[v].itemsize
-        if scattered is not None and scattered.operand == p:
-            taken += scattered_bytes(root.signature, own, target)
-    return taken
 
 
 def _extents(
@@ -268,39 +206,3 @@ def held_bytes(
 def block_bytes(tensor: TensorType, layout: Layout, mesh: MeshShape) -> int:
     """Memory of one device's block; what has no bytes of its own still takes one per element."""
     return elements(tensor, layout, mesh) * max(tensor.itemsize, 1)
-
-
-def margin_work(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> Work:
-    """One run's permutes of edges, and the kernels that put blocks and edges together, one dim
-    after the other: they read and write the block with its margins, each once. Where the reader
-    does that itself, kernels read and write edges alone. Two kernels do with states that are
-    gathered and what these are combined with."""
-    seconds = energy = traffic = wire = 0.0
-    for e in found:
-        rows = [(BESIDE, float(n * e.row_bytes)) for n in (e.low, e.high) if n]
-        for kind, sent in (*rows, *[(kind, float(n)) for kind, n in e.states]):
-            seconds += collective_seconds(kind, sent, e.axes, mesh, target)
-            energy += collective_joules(kind, sent, e.axes, mesh, target)
-            wire += collective_wire_bytes(kind, sent, mesh.parts(e.axes))
-        if e.fuses and target.stores_products:  # a kernel takes out each edge that is sent
-            moved = 2.0 * (e.low + e.high) * e.row_bytes
-            launches = (e.low > 0) + (e.high > 0)
-        else:
-            moved, launches = 2.0 * e.whole_bytes, 2 if e.states else 1
-        took = moved / target.hbm_bytes_per_second + launches * target.launch_seconds
-        energy += joules(0.0, moved, 0.0, took, mesh.devices, target, contraction=False)
-        seconds, traffic = seconds + took, traffic + moved
-    return Work(seconds, energy, 0.0, traffic, wire, "exchange")
-
-
-def margin_bytes(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> float:
-    """Bytes of a device's operands with their margins, which stand beside the blocks, and of the
-    states of all devices; only the edges that it sends and gets where the reader puts them together
-    itself."""
-    whole, edges = {}, 0.0
-    for e in found:
-        if e.fuses and target.stores_products:
-            edges += 2.0 * (e.low + e.high) * e.row_bytes
-        else:
-            whole[e.operand] = e.held(mesh)
-    return float(sum(whole.values())) + edges

@@ -1,21 +1,20 @@
 """How long a plan's step takes where collectives run beside kernels, and what runs when.
 
-Worked out again for the certificate, place by place and copy by copy. Kernels run one after
-another. A copy may be on its way between two kernels: combined partial values, and what leaves the
-program or a loop's body, from where it is made; others from the last large kernel before their
-reader; up to that reader, or to the end of the stretch of program, loop's body or branch that they
-leave. Of all that are on their way the links carry what is needed first. A second of a collective
-that is hidden slows the kernels beside it.
+Worked out for the certificate, place by place and copy by copy. Kernels run one after another.
+Between which of them a copy may be on its way says `extract/problem/issue_places.py`. Of all that
+are on their way the links carry what is needed first. A second of a collective that is hidden slows
+the kernels beside it.
 """
 
 from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tapestry_egg.extract.problem.issue_places import IssuePlaces, Window
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.plans.plan import Lane
 from tapestry_egg.schedule.schedules import Schedule
@@ -85,14 +84,6 @@ class _Links:
         self.clock = end
 
 
-@dataclass(slots=True)
-class _Stretch:
-    """Units `first` up to before `stop`, across whose ends nothing is on its way."""
-
-    first: int
-    stop: int
-
-
 class Streams:
     """Two streams, compute and links, over one schedule."""
 
@@ -100,11 +91,7 @@ class Streams:
         self.schedule, self.program = schedule, schedule.program
         self.alone = slowdown is None  # nothing runs beside anything
         self.slowdown = slowdown or 0.0
-        self.nests = [self._nest(u.root) for u in schedule.units]
-        self.stretch_of = self._stretches()
-        self.maker: dict[int, int] = {
-            v: u for u, unit in enumerate(schedule.units) for v in unit.outputs
-        }
+        self.places = IssuePlaces(schedule)
 
     def step(self, kernels: Sequence[float], sendings: Sequence[Sending]) -> Step:
         """The step of a plan whose units take `kernels` seconds, in all runs of each."""
@@ -112,13 +99,10 @@ class Streams:
         beside = list(kernels)
         issued: list[list[tuple[int, int]]] = [[] for _ in range(count + 1)]
         for k, s in enumerate(sendings):
-            reader, needed = self._first(s.value, s.readers)
-            leaves = self._is_exit(reader, s.value)
-            beside[self.maker[s.value] if leaves else reader] += s.local
-            if s.links > 0.0 and s.window is not None:
-                issued[s.window[0]].append((s.window[1], k))
-            elif s.links > 0.0:
-                place = self._issued(s.value, needed, s.combines or leaves)
+            own = self._window(s.value, s.readers, s.combines)
+            beside[own.at] += s.local
+            place, needed = s.window or (own.issue, own.arrive)
+            if s.links > 0.0:
                 issued[place].append((needed, k))
         clock = 0.0
         links = _Links()
@@ -179,93 +163,39 @@ class Streams:
     def in_memory_from(self, value: int, readers: Sequence[int], combines: bool, at: int) -> int:
         """The tick from which a copy takes memory that is made by tick `at`; of what leaves, and
         where nothing runs beside anything, no other one."""
-        reader, needed = self._first(value, readers)
-        if self.alone or self._is_exit(reader, value):
+        if self.alone or self.leaves(value, readers):
             return at
-        return min(at, 2 * self._issued(value, needed, combines))
+        return min(at, 2 * self._window(value, readers, combines).issue)
 
     def window(self, members: Sequence[tuple[int, Sequence[int], bool]]) -> tuple[int, int] | None:
         """Between which places copies are on their way that are one collective, each told by its
         value, the units that read it, and whether it combines partial values; None where one is
         read before all are made, or where they would cross an end of a stretch."""
-        needed = min(self._first(value, readers)[1] for value, readers, _ in members)
-        made = max(self.maker[value] for value, _, _ in members)
-        if made >= needed:
+        arrivals = [self._window(value, readers, False).arrive for value, readers, _ in members]
+        needed = min(arrivals)
+        if max(self.schedule.producer[value] for value, _, _ in members) >= needed:
             return None
+        if self.alone:
+            return needed, needed
         issued = [
-            self._issued(value, needed, combines or self.leaves(value, readers))
+            self.places.window(
+                FlatId(value), needed, needed, combines or self.leaves(value, readers)
+            ).issue
             for value, readers, combines in members
         ]
         return max(issued), needed
 
     def leaves(self, value: int, readers: Sequence[int]) -> bool:
         """Whether the first that needs a copy of a value is where it leaves program or region."""
-        return self._is_exit(self._first(value, readers)[0], value)
+        return self.places.leaves(self.places.first(FlatId(value), readers), FlatId(value))
 
-    def _first(self, value: int, readers: Sequence[int]) -> tuple[int, int]:
-        """The reader that needs its copy first, and the place at which it does."""
-        needed, reader = min((self._needed(u, value), u) for u in readers)
-        return reader, needed
-
-    def _needed(self, reader: int, value: int) -> int:
-        if self._is_exit(reader, value):
-            return self.stretch_of[self.maker[value]].stop
-        body = self.program.body_of[value]
-        for outer, start, stop in self.nests[reader]:
-            if outer == body:
-                units = self.schedule.units
-                return min(u for u in range(reader + 1) if start <= units[u].root < stop)
-        return reader
-
-    def _issued(self, value: int, needed: int, soon: bool) -> int:
-        maker = self.maker[value]
-        if not needed:
-            return 0
-        least = max(self.stretch_of[needed - 1].first, maker + 1)
-        if self.alone or least >= needed:
-            return needed
-        if soon and not self._port(maker):
-            return least
-        place = needed - 1
-        while place > least and not self._large(place):
-            place -= 1
-        return place
-
-    def _is_exit(self, reader: int, value: int) -> bool:
-        root = self.program.instances[self.schedule.units[reader].root]
-        if root.port in ("carry", "stack", "branch"):
-            return self.program.body_of[value] != root.body
-        return root.port in ("state", "output")
-
-    def _port(self, u: int) -> str:
-        return self.program.instances[self.schedule.units[u].root].port
-
-    def _large(self, u: int) -> bool:
-        unit = self.schedule.units[u]
-        kinds = {self.program.instances[i].signature.fusion for i in unit.members}
-        return not self._port(u) and "kernel" in kinds
-
-    def _nest(self, root: int) -> tuple[tuple[int, int, int], ...]:
-        """The regions around an instance, outermost first: (body, first, stop instance)."""
-        spans = self.program.spans.items()
-        around = [(int(b), a, z) for (b, _), (a, z) in spans if a <= root < z]
-        return tuple(sorted(around, key=lambda r: r[1] - r[2]))
-
-    def _stretches(self) -> list[_Stretch]:
-        """Per unit the stretch that it is in."""
-        found: list[_Stretch] = []
-        body = None
-        for u, unit in enumerate(self.schedule.units):
-            new = not found or self.nests[u] != self.nests[u - 1]
-            if not self._port(u):
-                new = new or (body is not None and body != unit.body)
-                body = unit.body
-            if new:
-                found.append(_Stretch(u, u + 1))
-            else:
-                found.append(found[-1])
-                found[-1].stop = u + 1
-        return found
+    def _window(self, value: int, readers: Sequence[int], combines: bool) -> Window:
+        """The window of a copy for some readers; where nothing runs beside anything it is made as
+        it is needed."""
+        found = self.places.of_read(
+            self.places.first(FlatId(value), readers), FlatId(value), combines
+        )
+        return replace(found, issue=found.arrive) if self.alone else found
 
 
 def _busy(spans: Sequence[tuple[int, float, float]], edges: np.ndarray) -> np.ndarray:

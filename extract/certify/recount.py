@@ -1,9 +1,10 @@
 """Recount: the costs of a finished plan from scratch.
 
-Nothing here comes from the search or from what it searches in: from the plan itself, the program's
-projections and the target, every strategy is checked device by device, every copy is walked step by
-step, and seconds, joules, flops, wire bytes and peak bytes are added up again. The schedule says
-which operations run as one kernel, and in which order.
+Nothing here comes from the tables of a search: from the plan itself and the target, every strategy
+is checked device by device, every copy is walked step by step, and seconds, joules, flops and peak
+bytes are added up again. The schedule says which operations run as one kernel, in which order, and
+when values live. Bytes on the wire are those of the collectives that the plan lists, which the
+ledger holds against the emitted program.
 """
 
 from __future__ import annotations
@@ -32,8 +33,11 @@ from tapestry_egg.machine.energy import (
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, exchanges
 from tapestry_egg.plans.plan import BodyPlan, Change, Plan
+from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.units import Unit
+from tapestry_egg.shard.neighbours import exchange_costs
 
+from .buffers import buffers
 from .ground import Ground
 from .kernel_work import (
     Work,
@@ -41,8 +45,6 @@ from .kernel_work import (
     held_bytes,
     kernel_scratch,
     kernel_work,
-    margin_bytes,
-    margin_work,
 )
 from .legality import Illegal, check_layout, check_permute, check_strategy
 from .longest_path import Sending
@@ -114,9 +116,8 @@ class Walk:
         profile = self.profile()
         peak = round(max(profile, default=0.0))
         price = dollars(step.seconds, self.mesh.devices, self.target)
-        return Certificate(
-            step.seconds, energy, flops, self._wire(0), peak, profile, serial, price, step
-        )
+        wire = float(sum(c.wire_bytes * c.count for c in planned_collectives(self.plan)))
+        return Certificate(step.seconds, energy, flops, wire, peak, profile, serial, price, step)
 
     # The nest of bodies
 
@@ -316,45 +317,6 @@ class Walk:
         check_permute(step, layout, found, self.mesh)
         return found
 
-    def _wire(self, b: int) -> float:
-        """Bytes that a device sends in one run of a body; of a conditional, the dearest branch."""
-        total = 0.0
-        once: set[tuple[int, Layout, tuple[int, int]]] = set()
-        for move in self.moves:
-            if self.body_of[move.value] != b:
-                continue
-            key = (move.value, move.need, move.reader)
-            if move.region and key in once:
-                continue  # one operation reads it twice, and fetches it once
-            once.add(key)
-            total += self.copy(move)[2]
-        for instance in self.program.instances:
-            if instance.body == b:
-                total += sum(
-                    collective_wire_bytes("all_reduce", float(t.nbytes), self.mesh.devices)
-                    for t in instance.signature.sent_types
-                )
-        for i, margins in self.margins.items():
-            if self.program.instances[i].body == b:
-                sends = [(kind, n, e.axes) for e in margins for kind, n in e.sends]
-                total += sum(
-                    collective_wire_bytes(kind, float(n), self.mesh.parts(axes))
-                    for kind, n, axes in sends
-                )
-        for k, op in enumerate(self.program.bodies[b].graph.operations):
-            if not op.regions:
-                continue
-            inner = [
-                self._wire(n)
-                for n, body in enumerate(self.program.bodies)
-                if (body.parent, body.operation) == (b, k)
-            ]
-            if op.kernel == "cond":
-                total += max(inner)
-            else:
-                total += sum(inner) * (op.params["length"] if op.kernel == "scan" else 1)
-        return total
-
     # Kernels
 
     def kernel(self, unit: Unit) -> Work:
@@ -375,7 +337,9 @@ class Walk:
         ]
         for i in unit.members:
             if i in self.margins:
-                works.append(margin_work(self.margins[i], self.mesh, self.target))
+                beside = exchange_costs(self.margins[i], self.mesh, self.target)
+                took = beside.seconds, beside.joules, 0.0, beside.moved, beside.sent, "exchange"
+                works.append(Work(*took))
         works += read_again(self, self.ground.unit_of[unit.root])
         return reduce(Work.then, works)
 
@@ -412,10 +376,10 @@ class Walk:
                 size = partial(inside, windows=self.ground.windows.get(v, ()))
                 late = parts > 0.0
                 read = needs, back, copies, size, inside, late, self._left(v)
-                for x in lives.buffers(v, self.given[v], *read):
+                for x in buffers(lives, v, self.given[v], *read):
                     yield v, x
             margins = [self.margins.get(i, ()) for i in unit.members]
-            scratch += sum(margin_bytes(x, self.mesh, self.target) for x in margins)
+            scratch += sum(exchange_costs(x, self.mesh, self.target).held for x in margins)
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:
                     (v, *_), at = unit.outputs, 2 * u + 1

@@ -10,9 +10,8 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.utilization import Products, Utilization
 from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
+from tapestry_egg.schedule.one_device import gemm_of
 from tapestry_egg.schedule.value_numbers import ValueNumbers
-
-from .contractions import gemm_of, is_contraction
 
 
 def utilization(plan: Plan) -> Utilization:
@@ -65,8 +64,7 @@ def useful(program: FlatProgram) -> Iterator[Instance]:
     number = ValueNumbers().of(program)
     seen: set[int] = set()
     for instance in program.instances:
-        product = not instance.port and instance.signature.fusion == "kernel"
-        if product and is_contraction(instance.signature):
+        if not instance.port and instance.signature.contracts:
             made = number[instance.outputs[0]]
             if made not in seen:
                 yield instance

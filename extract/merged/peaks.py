@@ -15,8 +15,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from tapestry_egg.extract.certify.buffers import Lives
-from tapestry_egg.extract.certify.kernel_work import held_bytes, kernel_scratch, margin_bytes
+from tapestry_egg.extract.certify.buffers import buffers
+from tapestry_egg.extract.certify.kernel_work import held_bytes, kernel_scratch
 from tapestry_egg.extract.certify.merging import Key, copied_apart
 from tapestry_egg.extract.certify.moves import Move, copy_in_memory
 from tapestry_egg.extract.certify.results import in_places, may_have_places
@@ -26,6 +26,8 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
 from tapestry_egg.schedule.eager import Orders
+from tapestry_egg.schedule.lifetimes import Lives
+from tapestry_egg.shard.neighbours import exchange_costs
 
 from .members import Candidates, Member, units_of
 
@@ -34,7 +36,7 @@ _APART = 8
 
 
 # What is true of units in whatever order they run, and takes long to find.
-_IN_ANY_ORDER = ("_fused", "_turned", "_renewing", "_cut_inside", "_rounds", "_doubled", "_given")
+_IN_ANY_ORDER = ("_fused", "_turned", "_renewing", "_cut_inside", "_rounds", "doubled", "_given")
 
 
 class _InAnyOrder(Lives):
@@ -216,7 +218,7 @@ class Peaks:
                 copies.append(replace(one, begin=begin, at=at))
         have, left = walk.given[x.number], self._left(x.number, lives)
         read = x.needs, x.back, copies, x.size, x.inside, x.late, left
-        return [(x.number, b) for b in lives.buffers(x.number, have, *read)]
+        return [(x.number, b) for b in buffers(lives, x.number, have, *read)]
 
     def _left(self, v: FlatId, lives: Lives) -> int | None:
         """As `Walk.held` has it, in another order."""
@@ -244,7 +246,7 @@ class Peaks:
         for u, unit in enumerate(walk.schedule.units):
             scratch, parts = kernel_scratch(unit, walk.program, walk.bodies, walk.mesh, walk.target)
             margins = [walk.margins.get(i, ()) for i in unit.members]
-            scratch += sum(margin_bytes(x, walk.mesh, walk.target) for x in margins)
+            scratch += sum(exchange_costs(x, walk.mesh, walk.target).held for x in margins)
             at = _APART * (u + 1) + 1
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:

@@ -17,6 +17,7 @@ arrived by place u is there before u runs. `len(units)` is the end.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tapestry_egg.graph.ids import FlatId
@@ -49,17 +50,17 @@ class IssuePlaces:
         combines partial values."""
         arrive, leaves = self.arrival(reader, value), self.leaves(reader, value)
         at = self.schedule.producer[value] if leaves else reader
-        return self._window(value, arrive, at, partial or leaves)
+        return self.window(value, arrive, at, partial or leaves)
 
     def of_kept(self, value: FlatId, partial: bool) -> Window:
         """The window of a copy that is kept for several readers: it is there for the first."""
         return self.of_read(self.first(value), value, partial)
 
-    def first(self, value: FlatId) -> int:
-        """The unit that needs a copy of a value first."""
+    def first(self, value: FlatId, readers: Sequence[int] | None = None) -> int:
+        """The unit that needs a copy of a value first, of some that read it or of all."""
         maker = self.schedule.producer[value]
         others = [r for r in self.schedule.readers[value] if r != maker]
-        return min(others, key=lambda r: (self.arrival(r, value), r))
+        return min(readers or others, key=lambda r: (self.arrival(r, value), r))
 
     def arrival(self, reader: int, value: FlatId) -> int:
         """The place before which a unit needs its copy of a value."""
@@ -72,7 +73,8 @@ class IssuePlaces:
                 return first
         return reader
 
-    def _window(self, value: FlatId, arrive: int, at: int, soon: bool) -> Window:
+    def window(self, value: FlatId, arrive: int, at: int, soon: bool) -> Window:
+        """The window of a copy that has arrived by a place; `soon`: it is sent once it is made."""
         maker = self.schedule.producer[value]
         edge = self.edges[bisect_left(self.edges, arrive) - 1] if arrive else 0
         earliest = min(max(edge, maker + 1), arrive)

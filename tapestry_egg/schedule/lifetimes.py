@@ -31,6 +31,7 @@ instruction that defines it to its last reader, and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -38,10 +39,14 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
+from .flatten import Instance
 from .inlining import Fusion, fusion
-from .lying import Passing, cut_inside, renewed, turned_in_loops, viewed
+from .leaving import Leaving, PassedOn, doubled, leaving
+from .lying import cut_inside, renewed, turned_in_loops
 from .schedules import Schedule
-from .units import is_view
+from .units import Unit, is_view
+
+_LEAVING = ("state", "output")
 
 
 @dataclass(frozen=True)
@@ -72,368 +77,424 @@ def lifetimes(
 ) -> Lifetimes:
     """Lifetimes of all values over the fixed order of the schedule."""
     key = "lifetimes", epilogues, costs
-    return schedule.once(lambda: _Lives(schedule, epilogues, costs).build(), *key)
+    return schedule.once(lambda: lives_of(schedule, epilogues, costs).table(), *key)
 
 
-class _Lives:
-    def __init__(self, schedule: Schedule, epilogues: bool, costs: FusionCosts | None) -> None:
+def lives_of(
+    schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None
+) -> Lives:
+    """The same, value by value as asked for."""
+    return schedule.once(lambda: Lives(schedule, epilogues, costs), "lives", epilogues, costs)
+
+
+class Lives:
+    """When single values are in memory, in the order of a schedule."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        epilogues: bool = False,
+        costs: FusionCosts | None = None,
+    ) -> None:
         self.schedule, self.program = schedule, schedule.program
-        self.fusion: Fusion = fusion(schedule, epilogues, costs)
+        self.epilogues, self.costs = epilogues, costs
         self.end = 2 * len(schedule.units) + 2
-        n = len(schedule.program.types)
-        self.made = [0] * n
-        self.last = [-1] * n
-        self.free = [False] * n
-        self.nowhere = [False] * n  # a view, or computed where it is read
-        self._ends: dict[int, int] = {}  # of a loop's first instance
-        self.ready = [0] * n  # the tick at which all of a value is there
-        self.reads_at: dict[tuple[int, int], int] = {}
-        self.reads_until: dict[tuple[int, int], int] = {}
-        self.spans = sorted(_region_units(schedule), key=lambda s: s[1] - s[0])
-        self.turned = turned_in_loops(schedule, epilogues)
-        self.renewed = renewed(schedule, epilogues)
-        self.inside = cut_inside(schedule, self.fusion, epilogues)
-        self.passing = Passing(schedule)
+        self.maker: dict[int, int] = {
+            v: u for u, unit in enumerate(schedule.units) for v in unit.outputs
+        }
+        self.users: dict[int, list[int]] = {}
+        for u, unit in enumerate(schedule.units):
+            for v in dict.fromkeys(v for _, _, v in unit.reads):
+                self.users.setdefault(v, []).append(u)
+        self._known: dict[tuple[str, int], int] = {}
+        self._ends: dict[tuple[int, int], int] = {}  # of spans of instances
 
-    def build(self) -> Lifetimes:
-        self._make()
-        self._read()
-        self._hold()
-        self._carry()
-        self._slice()
-        self._boundary()
-        self._take_over()
+    def table(self) -> Lifetimes:
+        """The lives of all values."""
+        made, last = [0] * len(self.program.types), [-1] * len(self.program.types)
+        for v in reversed(self.maker):  # readers first, so that no answer waits for many others
+            made[v], last[v] = self.birth(v), self.death(v)
+        reads = [(u, v) for v, users in self.users.items() for u in users]
         return Lifetimes(
-            tuple(self.made),
-            tuple(self.last),
-            self.reads_at,
-            self.reads_until,
-            tuple(self.free),
-            self.fusion.within,
-            self._copied(),
-            self._leaving(),
+            tuple(made),
+            tuple(last),
+            {(u, v): self.read(u, v) for u, v in reads},
+            {(u, v): self.through(u, v) for u, v in reads},
+            tuple(v in self.maker and not self.owns_memory(v) for v in range(len(made))),
+            self._fused.within,
+            frozenset(self.doubled),
+            {(u, v): (x.source, x.until) for x in self.leaving.values() for u, _, v in x.path},
             self.end,
         )
 
-    def _make(self) -> None:
-        for u, unit in enumerate(self.schedule.units):
-            root = self.program.instances[unit.root]
-            for v in unit.outputs:
-                self.made[v] = 2 * u + 1
-                if root.port == "stack":
-                    begin = [a for a, b in self.spans if a <= u <= b]
-                    self.made[v] = 2 * begin[0] + 1 if begin else 2 * u + 1
-                if root.port in ("constant", "invariant") or u in self.inside:
-                    self.free[v] = True
-                self.ready[v] = self.made[v]
-            if root.port in ("carry", "stack"):
-                self.ready[unit.outputs[-1]] = self._loop_ends(unit.root) + 1
-            if root.port == "carry":
-                for v in unit.outputs[:-1]:
-                    self.free[v] = not (v == unit.outputs[-2] and self._takes_another(u))
+    def tick(self, u: int) -> int:
+        """The even tick of a unit."""
+        return 2 * u
 
-    def _read(self) -> None:
-        """What leaves the program, or a region, is read when it is made."""
-        for u, unit in enumerate(self.schedule.units):
-            root = self.program.instances[unit.root]
-            for i, _, v in unit.reads:
-                inside = self.program.instances[i].body != self.program.body_of[v]
-                at_once = root.port in ("state", "output") or (
-                    root.port in ("carry", "stack", "branch") and inside
-                )
-                at = self.ready[v] + 1 if at_once else 2 * u
-                self.reads_at[u, v] = at
-                self.last[v] = max(self.last[v], self.end if root.port == "output" else at)
-        self.reads_until = dict(self.reads_at)
-        for k, t in enumerate(self.ready):
-            self.last[k] = max(self.last[k], t - 1)
+    def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+        if (what, v) not in self._known:
+            self._known[what, v] = work(v)
+        return self._known[what, v]
 
-    def _hold(self) -> None:
-        """Views, fused units and what a region reads from outside keep their sources alive."""
-        for u, unit in reversed(list(enumerate(self.schedule.units))):
-            port = self.program.instances[unit.root].port
-            view = is_view(self.program, unit)
-            passes = self.fusion.within[u] or view or port == "invariant"
-            over = self._loop_ends(unit.root) if port in ("invariant", "stream") else 0
-            for v in unit.outputs if passes or over else ():
-                self.free[v] = self.free[v] or passes
-                self.nowhere[v] = self.nowhere[v] or (passes and not port)
-                for _, _, source in unit.reads:
-                    until = max(self.reads_until[u, source], self.last[v] if passes else 0, over)
-                    self.reads_until[u, source] = until
-                    self.last[source] = max(self.last[source], until)
+    def owns_memory(self, v: int) -> bool:
+        """Whether a value takes memory of its own.
 
-    def _carry(self) -> None:
-        """A round's next value waits for the last reader of the old one."""
-        for u, source in self.handed.items():
-            unit, over = self.schedule.units[u], self._loop_ends(self.schedule.units[u].root)
-            if self._takes_another(u):
-                self.last[unit.outputs[-2]] = max(self.last[unit.outputs[-2]], over + 1)
-            if source is not None:
-                v = self.program.instances[unit.root].inputs[1]
-                at_once = all(
-                    self._is_vacant(r) for r, other in self.handed.items() if other == source
-                )
-                self.last[v] = self.made[v] if at_once else max(self.last[v], over + 1)
-        for old, following in self._carried():
-            self.last[following] = max(self.last[following], *(self.last[v] for v in old))
+        Constants, views, what is computed where it is read, what a region sees of an outer value,
+        and a new state in the old one's place do not.
+        """
+        return bool(self._once("owns", v, self._owns))
+
+    def _owns(self, v: int) -> bool:
+        u = self.maker[v]
+        root = self.root(u)
+        if root.port in ("constant", "invariant") or self._passes_on(u) or u in self._cut_inside:
+            return False
+        if root.port == "carry" and v != root.outputs[-1]:  # where what the loop leaves will be
+            return v == root.outputs[-2] and self._is_copied(u)
+        if any(self._in_place(v, old, self._under(v)) for old in self._rounds.get(v, [])):
+            return False
+        olds = self._renewed.get(v, [])
+        if not olds or root.port in ("input", "state", "stream", "branch"):
+            return True
+        return not self._is_next(v, olds[-1])
+
+    def _is_copied(self, u: int) -> bool:
+        """Whether something is held beside a carry, of unit u, until all carries are written: its
+        next value, a view of what was there before the round, or its old one, which is the last of
+        a ring of carries that another is to have."""
+        if u not in self._given:
+            return False
+        ring, giver = [u], self._given[u]
+        while giver is not None and giver not in ring:
+            ring.append(giver)
+            giver = self._given.get(giver)
+        return self._given[u] is None or (giver == u and u == min(ring))
 
     @cached_property
-    def handed(self) -> dict[int, int | None]:
-        """The carries that get an old value, by their units: whose, if it is another's and gets
-        there as it is; None for a view."""
+    def _given(self) -> dict[int, int | None]:
+        """Unit of a carry whose next value was there before the round -> the unit of the carry
+        whose old value that is, None where it is a view of one."""
         found: dict[int, int | None] = {}
         for u, unit in enumerate(self.schedule.units):
-            root = self.program.instances[unit.root]
-            if root.port != "carry":
+            if (carry := self._root(unit)).port != "carry":
                 continue
-            v = self._viewed(root.inputs[1])
-            by, direct = self.schedule.producer[v], v == root.inputs[1]
-            unit = self.schedule.units[by]
-            given = self.program.instances[unit.root].port == "carry" and v != unit.outputs[-1]
-            if given and not (direct and by == u):
-                found[u] = by if direct else None
+            v, same = carry.inputs[1], True
+            while self._is_view(w := self.maker[v]):
+                v, same = next(source for *_, source in self.schedule.units[w].reads), False
+            made = self.root(w)
+            if made.port == "carry" and v != made.outputs[-1] and not (same and w == u):
+                found[u] = w if same else None
         return found
 
-    def _is_vacant(self, u: int, below: frozenset[int] = frozenset()) -> bool:
-        """Whether nothing reads a carry's old value, or only such a carry to which it is handed; a
-        loop's condition, which reads a value of its own, has by then."""
-        read = set(self.schedule.readers[self.schedule.units[u].outputs[-2]])
-        on = {r for r, source in self.handed.items() if source == u}
-        return u not in below and read <= on and all(self._is_vacant(r, below | {u}) for r in on)
-
-    def _takes_another(self, u: int) -> bool:
-        """Whether writing a carry takes an array beside: it gets a view of an old value, or is the
-        first of several that change places."""
-        if u not in self.handed:
-            return False
-        ring, at = [u], self.handed[u]
-        while at is not None and at not in ring:
-            ring.append(at)
-            at = self.handed.get(at)
-        return self.handed[u] is None or (at == u == min(ring))
-
-    def _carried(self) -> list[tuple[tuple[FlatId, ...], FlatId]]:
-        """Per carry of a loop, what a round reads of it, and its next value, if that is stored when
-        it is made: no view, and nothing that the round was given."""
-        found = []
-        for unit in self.schedule.units:
-            root = self.program.instances[unit.root]
-            if root.port == "carry":
-                following = root.inputs[1]
-                u = self.schedule.producer[following]
-                maker = self.program.instances[self.schedule.units[u].root]
-                left = maker.port in ("carry", "stack") and following == maker.outputs[-1]
-                computed = not maker.port and not self.nowhere[following]
-                if left or computed or maker.port == "branch":
-                    found.append((root.outputs[:-1], following))
-        return found
-
-    def _loop_ends(self, port: int) -> int:
-        """The tick of the copies for the last unit of the loop that a port belongs to; 0 for those
-        of a conditional, whose branches run once."""
-        body = self.program.instances[port].body
-        for (b, k), (first, stop) in self.program.spans.items():
-            if b == body and first <= port < stop:
-                if self.program.bodies[b].graph.operations[k].kernel == "cond":
-                    return 0
-                if first not in self._ends:
-                    units = enumerate(self.schedule.units)
-                    self._ends[first] = 2 * max(u for u, x in units if first <= x.root < stop)
-                return self._ends[first]
-        return 0
-
-    def _slice(self) -> None:
-        """Slices of a stack are taken where they are read first."""
-        readers: dict[FlatId, list[int]] = {}
-        for (_, v), at in self.reads_at.items():
-            readers.setdefault(FlatId(v), []).append(at)
-        for unit in self.schedule.units:
-            if self.program.instances[unit.root].port == "stream":
-                for v in unit.outputs:
-                    self.made[v] = max(self.made[v], min(readers.get(v, [0])))
-
-    def _copied(self) -> frozenset[tuple[int, int]]:
-        """Outputs that are an argument or what leaves elsewhere, too: as it is, or as a view; or
-        that a loop leaves turned. And new states that are arguments or old states turned: these are
-        written beside them, and then into the old one's place."""
-        leave: dict[FlatId, list[tuple[int, FlatId]]] = {}
-        for u, unit in enumerate(self.schedule.units):
-            if self.program.instances[unit.root].port in ("state", "output"):
-                (v,) = (v for *_, v in unit.reads)
-                leave.setdefault(self._viewed(v), []).append((u, v))
-        root = [self.program.instances[unit.root].port for unit in self.schedule.units]
-        found: set[tuple[int, int]] = set()
-        for source, ends in leave.items():
-            given = root[self.schedule.producer[source]]
-            again = ends[given != "input" and source not in self.turned :]
-            found.update((u, v) for u, v in again if root[u] == "output")
-            if given in ("input", "state"):
-                found.update((u, v) for u, v in ends if root[u] == "state" and self._is_turned(v))
-            if given == "state" and self.passing.is_given_another(source):
-                found.update((u, v) for u, v in ends if root[u] == "output")
-        if (first := self.passing.first_of_ring()) is not None:
-            found.add((first, self.schedule.units[first].reads[0][2]))
-        return frozenset(found)
-
-    def _is_turned(self, v: FlatId) -> bool:
-        """Whether a value is something else with its dims in another order, by views alone."""
-        order = tuple(range(len(self.program.types[v].shape)))
+    @cached_property
+    def _unread(self) -> set[int]:
+        """The units of carries whose old value nothing in a round reads, but such that it is given
+        to; what the condition of a loop reads, it reads before."""
+        found: set[int] = set()
         while True:
-            unit = self.schedule.units[self.schedule.producer[v]]
-            if not is_view(self.program, unit):
-                return list(order) != sorted(order)
-            for i in reversed(unit.members):
-                moved = self.program.instances[i].signature.permutation
-                if moved is not None and len(moved) != len(order):
-                    return True
-                order = order if moved is None else tuple(moved[d] for d in order)
-            v = unit.reads[0][2]
+            more = {
+                u
+                for u in self._given
+                if all(
+                    self._given.get(r) == u and r in found
+                    for r in self.users.get(self.root(u).outputs[-2], [])
+                )
+            }
+            if more <= found:
+                return found
+            found |= more
 
-    def _leaving(self) -> dict[tuple[int, FlatId], tuple[FlatId, int]]:
-        """Outputs whose value is in memory to the end for them alone, and the views on the way."""
-        found: dict[tuple[int, FlatId], tuple[FlatId, int]] = {}
-        for u, unit in enumerate(self.schedule.units):
-            if self.program.instances[unit.root].port != "output":
-                continue
-            ((_, _, v),) = unit.reads
-            source = self._viewed(v)
-            maker = self.program.instances[self.schedule.units[self.schedule.producer[source]].root]
-            others = self._read_beside(source, u)
-            if maker.port not in ("", "carry", "stack") or self.free[source] or others is None:
-                continue
-            until = max([self.reads_at[u, v] + 1, *(t + 2 for t in others)])
-            if until < self.end:
-                found[u, v] = source, until
-                while v != source:
-                    by = self.schedule.producer[v]
-                    v = self.schedule.units[by].reads[0][2]
-                    found[by, v] = source, until
-        return found
+    def _is_next(self, v: int, old: int) -> bool:
+        """Whether a new state is written where the old one was: not where a loop has it turned."""
+        return v not in self._turned and self._in_place(v, (old,), self._alike(v))
 
-    def _read_beside(self, v: FlatId, leaves: int) -> list[int] | None:
-        """The ticks of the last copies for all that reads a value, or views of it, but for the
-        output that it leaves by; None where it leaves otherwise, too."""
-        found: list[int] = []
-        for u in self.schedule.readers[v]:
+    @cached_property
+    def _turned(self) -> frozenset[FlatId]:
+        return turned_in_loops(self.schedule, self.epilogues)
+
+    def _in_place(self, v: int, old: tuple[int, ...], over: set[int]) -> bool:
+        """Whether a next value is written where the old one was, which then is read no more: before
+        it is made, or, if it may be written `over` that, by what makes it."""
+        u, read = self.maker[v], max(self._read_last(w) for w in old)
+        return read < self.made(v) - 1 or (read == self._over_until(u) and bool(set(old) & over))
+
+    def _over_until(self, u: int) -> int:
+        """The tick of the last copies that unit u reads of what it may write over."""
+        return self._loop_end(u) if u in self._renewing else self.tick(u)
+
+    @cached_property
+    def _renewing(self) -> Mapping[int, int]:
+        """Units of stacks -> what they renew."""
+        streams = renewed(self.schedule, self.epilogues)
+        return {s: self.root(u).inputs[0] for s, u in streams.items()}
+
+    @cached_property
+    def _cut_inside(self) -> frozenset[int]:
+        """The units whose slices of a stack are no arrays."""
+        return cut_inside(self.schedule, self._fused, self.epilogues)
+
+    def _under(self, v: int) -> set[int]:
+        """The values of v's type over which it may be written, were they read no more."""
+        unit = self.schedule.units[self.maker[v]]
+        whole = len(unit.outputs) == 1 and not self._is_reduced(v)
+        return self._alike(v) - self._fused.elements if whole or self._root(unit).port else set()
+
+    def _alike(self, v: int) -> set[int]:
+        """The values of v's type that what makes it reads only where it writes v; not those that
+        its unit makes on the way, which are no arrays."""
+        u = self.maker[v]
+        root = self.root(u)
+        if u in self._renewing:
+            read = {self._renewing[u]}
+        elif root.port:
+            carried = root.port == "carry" and v == root.outputs[-1]
+            read = {root.inputs[0]} if carried else set()
+        elif root.signature.fusion == "loop":
+            read = set(self._fused.aligned[u])
+        else:
+            read = {root.inputs[p] for p in root.signature.written_over}
+        types = self.program.types
+        same = (types[v].shape, types[v].dtype)
+        stored = read & self.maker.keys()
+        return {w for w in stored if (types[w].shape, types[w].dtype) == same}
+
+    def _is_reduced(self, v: int) -> bool:
+        """Whether a sum or the like is taken of a value along its last dim, which then one kernel
+        makes with it."""
+        roots = [self.root(u) for u in self.users.get(v, [])]
+        return any(
+            not x.port and x.signature.fusion == "reduce" and x.signature.reduces_rows
+            for x in roots
+        )
+
+    def birth(self, v: int) -> int:
+        """The tick from which the value's array is there, that of its unit's run or the next."""
+        return self._once("birth", v, self._birth)
+
+    def _birth(self, v: int) -> int:
+        unit = self.schedule.units[u := self.maker[v]]
+        root, made = self._root(unit), self.made(v)
+        if root.port == "stream" and self.users.get(v):
+            return max(made, self.first_read(v))
+        if v != unit.outputs[-1] or not self.owns_memory(v):
+            return made
+        until = self._over_until(u)
+        for w in self._under(v):
+            if self.owns_memory(w) and self.death(w) == until:
+                return max(made, until + 2)
+        return made
+
+    def death(self, v: int) -> int:
+        """The tick of the copies for the last reader; the value is alive until the next is over."""
+        return self._once("death", v, self._death)
+
+    def _death(self, v: int) -> int:
+        root = self.root(self.maker[v])
+        if root.port in ("state", "input"):
+            return self.end
+        last = self._read_last(v)
+        if root.port == "carry" and v == root.outputs[-2] and self._is_copied(self.maker[v]):
+            last = max(last, self._loop_end(self.maker[v]) + 1)
+        if root.port in ("", "carry", "stack"):
+            last = max([last, *(self._read_last(old) for old in self._renewed.get(v, []))])
+        return last
+
+    def _read_last(self, v: int) -> int:
+        return self._once("read", v, self._last_read)
+
+    def _last_read(self, v: int) -> int:
+        last = self._there(v) - 1
+        to = [r for r in self.users.get(v, []) if self._given.get(r) == self.maker[v]]
+        if to and self._unread.issuperset(to):
+            return self.made(v)  # it is read where it is copied to at once
+        last = max([last, *(self._loop_end(r) + 1 for r in to)])
+        for old in self._rounds.get(v, []):
+            last = max(last, *(self._read_last(w) for w in old))
+        for u in self.users.get(v, []):
+            last = max(last, self.read(u, v))
             unit = self.schedule.units[u]
-            if is_view(self.program, unit):
-                inner = self._read_beside(unit.outputs[-1], leaves)
-                if inner is None:
-                    return None
-                found += inner
-            elif u != leaves:
-                if self.program.instances[unit.root].port in ("state", "output"):
-                    return None
-                found.append(self.reads_until[u, v])
+            port = self._root(unit).port
+            if port == "output" or self._passed.waits(u):
+                return self.end
+            if port == "invariant" or self._passes_on(u):
+                last = max(last, *(self._read_last(w) for w in unit.outputs))
+            last = max(last, self._over(u))
+        return last
+
+    def through(self, u: int, v: int) -> int:
+        """The tick of the last copies made for what reads value v by way of unit u."""
+        unit, last = self.schedule.units[u], self.read(u, v)
+        if self._root(unit).port == "invariant" or self._passes_on(u):
+            last = max(last, *(self._read_last(w) for w in unit.outputs))
+        return max(last, self._over(u))
+
+    def _over(self, u: int) -> int:
+        """The even tick of the last unit of the loop into which unit u, a port, brings a value that
+        every round reads; -1 for all other units."""
+        if self.root(u).port not in ("stream", "invariant"):
+            return -1
+        return self._loop_end(u)
+
+    def _loop_end(self, u: int) -> int:
+        """The even tick of the last unit of the loop of which unit u is a port; -1 for others."""
+        root = self.root(u)
+        number = self.schedule.units[u].root
+        ends = [
+            self._last_within(start, stop)
+            for (b, k), (start, stop) in self.program.spans.items()
+            if b == root.body
+            and start <= number < stop
+            and self.program.bodies[b].graph.operations[k].kernel in ("scan", "while")
+        ]
+        return max(ends, default=-1)
+
+    def _last_within(self, start: int, stop: int) -> int:
+        """The even tick of the last unit whose root is one of these instances; -1 without any."""
+        if (start, stop) not in self._ends:
+            inside = [k for k, unit in enumerate(self.schedule.units) if start <= unit.root < stop]
+            self._ends[start, stop] = max(map(self.tick, inside), default=-1)
+        return self._ends[start, stop]
+
+    def read(self, u: int, v: int) -> int:
+        """The tick at which unit u would copy value v: what leaves the program or a region is
+        copied when it is made."""
+        root = self.root(u)
+        leaves = root.port in _LEAVING or (
+            root.port in ("carry", "stack", "branch") and self.program.body_of[v] != root.body
+        )
+        return self._there(v) + 1 if leaves else self.tick(u)
+
+    def first_read(self, v: int) -> int:
+        maker = self.maker[v]
+        return min(self.read(u, v) for u in self.users[v] if u != maker)
+
+    def copy_end(self, u: int, v: int) -> int:
+        """Before which tick a copy of v that unit u reads is gone."""
+        root = self.root(u)
+        if root.port == "output" or (root.port == "state" and (u, v) in self.doubled):
+            return self.end
+        return min(self.through(u, v) + 2, self.end)
+
+    def made(self, v: int) -> int:
+        """The tick at which the unit runs that makes a value."""
+        return self._once("made", v, self._runs)
+
+    def _there(self, v: int) -> int:
+        """The tick at which all of a value is there: what a loop leaves, when that is over."""
+        return self._once("there", v, self._whole)
+
+    def _whole(self, v: int) -> int:
+        root = self.root(u := self.maker[v])
+        if root.port in ("carry", "stack") and v == root.outputs[-1]:
+            return self._loop_end(u) + 1
+        if root.port in ("input", "state"):  # those that leave are copied one after another
+            return self.tick(u) + 1
+        return self.made(v)
+
+    def _runs(self, v: int) -> int:
+        unit = self.schedule.units[u := self.maker[v]]
+        root = self._root(unit)
+        if root.port == "stack":
+            for (b, _), (a, z) in self.program.spans.items():
+                if b == root.body and a <= unit.root < z:
+                    units = enumerate(self.schedule.units)
+                    return min(self.tick(k) for k, x in units if a <= x.root < z) + 1
+        return 0 if root.port in ("input", "state") else self.tick(u) + 1
+
+    def root(self, u: int) -> Instance:
+        """The last operation of a unit."""
+        return self.program.instances[self.schedule.units[u].root]
+
+    def _root(self, unit: Unit) -> Instance:
+        return self.program.instances[unit.root]
+
+    def _passes_on(self, u: int) -> bool:
+        """Whether a unit makes nothing that is stored: a view, or part of every reader."""
+        port = self.root(u).port
+        return not port and (self._fused.within[u] or self._is_view(u))
+
+    def _is_view(self, u: int) -> bool:
+        return is_view(self.program, self.schedule.units[u])
+
+    @cached_property
+    def leaving(self) -> Mapping[int, Leaving]:
+        """By the value that an output reads, what leaves by that alone."""
+        return {x.read: x for x in leaving(self)}
+
+    @cached_property
+    def staying(self) -> frozenset[int]:
+        """The values that leave by no output, and those that are new states."""
+        leaves: set[int] = set()
+        for unit in self.schedule.units:
+            if self._root(unit).port == "output":
+                v = next(v for *_, v in unit.reads)
+                leaves.add(v)
+                while self._is_view(u := self.maker[v]):
+                    v = next(source for *_, source in self.schedule.units[u].reads)
+                    leaves.add(v)
+        return frozenset(self.maker.keys() - leaves | self._renewed.keys())
+
+    def computed_again(self, u: int) -> bool:
+        """Whether every reader of what a unit makes computes it for itself."""
+        return self._fused.within[u]
+
+    @cached_property
+    def doubled(self) -> set[tuple[int, int]]:
+        return doubled(self, self._passed, self._turned)
+
+    @cached_property
+    def _passed(self) -> PassedOn:
+        return PassedOn(self.schedule, self.maker)
+
+    @cached_property
+    def _fused(self) -> Fusion:
+        return fusion(self.schedule, self.epilogues, self.costs)
+
+    @cached_property
+    def _rounds(self) -> dict[int, list[tuple[int, ...]]]:
+        """A value that the next round of a loop begins with -> what this one has in its place; of
+        values that are stored when they are made."""
+        found: dict[int, list[tuple[int, ...]]] = {}
+        for unit in self.schedule.units:
+            if (x := self._root(unit)).port == "carry":
+                (_, v), u = x.inputs, self.maker[x.inputs[1]]
+                made = self.root(u)
+                given = made.port in ("constant", "invariant", "stream", "input", "state")
+                given = given or (made.port == "carry" and v != made.outputs[-1])
+                if not given and not self._passes_on(u):
+                    found.setdefault(v, []).append(tuple(x.outputs[:-1]))
         return found
 
-    def _viewed(self, v: FlatId) -> FlatId:
-        return viewed(self.schedule, v)
-
-    def _boundary(self) -> None:
-        for u, source in self.passing.sources.items():
-            if not self.passing.is_left_alone(u):
-                old = self.program.instances[self.schedule.units[source].root].outputs[0]
-                self.last[old] = self.end
+    @cached_property
+    def _renewed(self) -> dict[int, list[int]]:
+        """New state -> the old ones whose place it takes."""
+        found: dict[int, list[int]] = {}
         for unit in self.schedule.units:
-            root = self.program.instances[unit.root]
-            if root.port == "state":
-                (new,), (old,) = root.inputs, root.outputs
-                new = constrained_source(self.schedule, new)
-                maker = self.program.instances[
-                    self.schedule.units[self.schedule.producer[new]].root
-                ]
-                if not maker.port or maker.port in ("carry", "stack"):
-                    # Written where the old state was, unless that is still to be read; a view of
-                    # something else is not written at all.
-                    self.free[new] = self.free[new] or self._replaces(new, old)
-                    self.last[new] = max(self.last[new], self.last[old])
-                    self._hand_on(new, old)
-                self.made[old], self.last[old] = 0, self.end
-            elif root.port == "input":
-                (v,) = root.outputs
-                self.made[v], self.last[v] = 0, self.end
+            if (x := self._root(unit)).port == "state":
+                new = constrained_source(self.schedule, x.inputs[0])
+                found.setdefault(new, []).append(x.outputs[0])
+                for before in self._begun_with(new, x.outputs[0]):
+                    found.setdefault(before, []).append(x.outputs[0])
+        return found
 
-    def _hand_on(self, new: FlatId, old: FlatId) -> None:
-        """What a loop begins with, or what is written into, and leaves as a new state is in the old
-        one's place before that: it has one buffer."""
-        while self.free[new]:
-            loop = self.schedule.producer[new]
-            root = self.program.instances[self.schedule.units[loop].root]
-            if loop in self.renewed:
-                new = self._renews(loop)
-            elif root.port == "carry" and new == root.outputs[-1]:
-                new = root.inputs[0]
-            elif not root.port and root.signature.written_into is not None:
-                new = root.inputs[root.signature.written_into]
-            else:
-                return
-            maker = self.program.instances[self.schedule.units[self.schedule.producer[new]].root]
-            if maker.port not in ("", "carry", "stack") or self.last[new] != self._is_read_at(loop):
-                return
-            self.free[new] = self.free[new] or self._replaces(new, old)
-
-    def _replaces(self, new: FlatId, old: FlatId) -> bool:
-        """Whether a new state is written over the old one: it is read no more, or by what makes the
-        new one alone, at the places that it writes."""
-        u = self.schedule.producer[new]
-        if new in self.turned:
-            return False
-        if self.last[old] < self.made[new] - 1:
-            return True
-        return self.last[old] == self._is_read_at(u) and old in self._read_in_place(u, new)
-
-    def _renews(self, stack: int) -> FlatId:
-        """What the unit of a stack renews."""
-        stream = self.schedule.units[self.renewed[stack]]
-        return self.program.instances[stream.root].inputs[0]
-
-    def _is_read_at(self, u: int) -> int:
-        """The tick of the copies for the last that a unit reads of what it may write over."""
-        return self._loop_ends(self.schedule.units[u].root) if u in self.renewed else 2 * u
-
-    def _take_over(self) -> None:
-        """Results that are written over an operand that nothing reads any more."""
-        for old, following in self._carried():
-            maker = self.schedule.producer[following]
-            read = max(self.last[v] for v in old)
-            over = self._over(maker, following)
-            dying = read == self._is_read_at(maker) and not over.isdisjoint(old)
-            if read < self.made[following] - 1 or dying:
-                self.free[following] = True
-        for u, unit in enumerate(self.schedule.units):
-            if not unit.outputs or self.free[unit.outputs[-1]]:
-                continue
-            v, at = unit.outputs[-1], self._is_read_at(u)
-            if any(self.last[w] == at and not self.free[w] for w in self._over(u, v)):
-                self.made[v] = max(self.made[v], at + 2)
-
-    def _over(self, u: int, v: FlatId) -> set[FlatId]:
-        """What value v, that unit u makes, may be written over, if nothing reads it any more."""
-        unit = self.schedule.units[u]
-        if not self.program.instances[unit.root].port:
-            using = self.schedule.readers[v]
-            if len(unit.outputs) != 1 or any(self._reduces(r) for r in using):
-                return set()  # one kernel makes it and reduces it
-        return self._read_in_place(u, v) - self.fusion.elements
-
-    def _read_in_place(self, u: int, v: FlatId) -> set[FlatId]:
-        """The values like v that unit u reads only where it writes v."""
-        root, types = self.program.instances[self.schedule.units[u].root], self.program.types
-        if u in self.renewed:
-            return {self._renews(u)}
-        if root.port:
-            return {root.inputs[0]} if root.port == "carry" and v == root.outputs[-1] else set()
-        loop = root.signature.fusion == "loop"
-        begun = {root.inputs[p] for p in root.signature.written_over}
-        read = self.fusion.aligned[u] - self.fusion.aliased if loop else begun
-        like = types[v].shape, types[v].dtype
-        return {w for w in read if (types[w].shape, types[w].dtype) == like}
-
-    def _reduces(self, u: int) -> bool:
-        root = self.program.instances[self.schedule.units[u].root]
-        return not root.port and root.signature.fusion == "reduce" and root.signature.reduces_rows
+    def _begun_with(self, v: int, old: int) -> list[int]:
+        """What the loop that leaves v in an old state's place began with, or what v was written
+        into, if nothing else reads that later: it is where v is. And what that was begun with, from
+        one to the one before."""
+        found: list[int] = []
+        while self._is_next(v, old):
+            x = self.root(u := self.maker[v])
+            carried = x.port == "carry" and v == x.outputs[-1]
+            begun = x.inputs[0] if carried else self._renewing.get(u)
+            if not x.port and x.signature.written_into is not None:
+                begun = x.inputs[x.signature.written_into]
+            if begun is None or self._read_last(begun) != self._over_until(u):
+                break
+            v = begun
+            if self.root(self.maker[v]).port not in ("", "carry", "stack"):
+                break
+            found.append(v)
+        return found
 
 
 def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:
@@ -445,16 +506,6 @@ def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:
     ):
         return value
     return unit.reads[0][2]
-
-
-def _region_units(schedule: Schedule) -> list[tuple[int, int]]:
-    """(first unit, last unit) of every region, by the instances that belong to it."""
-    out = []
-    for first, stop in schedule.program.spans.values():
-        units = [u for u, unit in enumerate(schedule.units) if first <= unit.root < stop]
-        if units:
-            out.append((min(units), max(units)))
-    return out
 
 
 def left_as_results(schedule: Schedule) -> list[FlatId]:

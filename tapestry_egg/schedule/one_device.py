@@ -15,6 +15,7 @@ libtpu 0.0.52); on CPUs caches hold them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import gcd, prod
 
 from tapestry_egg.graph.blockgraph import BlockGraph, itemsize
@@ -41,21 +42,12 @@ def least_seconds(signature: OperationSignature, target: Target, passes: float =
     """
     if signature.fusion == "view":
         return 0.0
-    gemm = whole_gemm([signature])
-    dtype = _arithmetic(signature, gemm)
-    flops = signature.whole_flops
     if signature.fusion != "kernel":
+        flops, dtype = signature.whole_flops, _arithmetic(signature, None)
         return float(kernel_seconds(flops, 0.0, dtype, target, False)) - target.launch_seconds
-    moved = signature.output_bytes + sum(signature.read_bytes)
+    moved = float(signature.output_bytes + sum(signature.read_bytes))
     moved += scattered_bytes(signature, signature.extents, target)
-    matrix = signature.contracts
-    spilled = signature.spilled
-    work = like_roofline(
-        signature.kernel, signature.measured, flops, dtype, target, matrix, spilled
-    )
-    steps = evaluate(signature.steps, signature.extents)
-    seconds = float(kernel_seconds(work, moved, dtype, target, matrix, gemm, steps))
-    seconds = max(seconds, block_work(signature, signature.extents, target)[0])
+    seconds = priced([signature], [signature.extents], moved, target).seconds
     seconds *= times(signature, target)
     return seconds + passes * signature.output_bytes / target.hbm_bytes_per_second
 
@@ -185,43 +177,75 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
             moved += scattered_bytes(signature, signature.extents, target)
     if root.port:
         return root.weight * copying_seconds(moved, through.launches, target)
-    if root.signature.fusion == "kernel":
-        moved += _taken_through_views(root.signature, unit, target)
-    flops = sum(m.signature.whole_flops for m in members)
-    gemm = whole_gemm([m.signature for m in members])
-    dtype = _arithmetic(root.signature, gemm)
-    matrix = any(m.signature.contracts for m in members)
-    own = root.signature
-    spilled = own.spilled
-    work = like_roofline(own.kernel, own.measured, flops, dtype, target, matrix, spilled)
-    steps = evaluate(own.steps, own.extents)
+    moved += taken_through_views(root.signature, unit, root.signature.extents, target)
+    signatures = [m.signature for m in members]
+    return root.weight * priced(signatures, [m.extents for m in signatures], moved, target).seconds
+
+
+@dataclass(frozen=True)
+class Priced:
+    """A kernel on one device: seconds, bytes that it moves, flops, and these as `work` of the
+    roofline in some dtype, on matrix units or not; `steps` that wait for one another."""
+
+    seconds: float
+    moved: float
+    flops: float
+    work: float
+    dtype: str
+    matrix: bool
+    steps: float
+
+
+def priced(
+    members: Sequence[OperationSignature],
+    extents: Sequence[tuple[int, ...]],
+    moved: float,
+    target: Target,
+) -> Priced:
+    """What a kernel takes whose operations have such index extents on a device, if all that they
+    read and write moves so many bytes."""
+    flops = float(sum(evaluate(m.flops, own) for m, own in zip(members, extents, strict=True)))
+    found = [(m, own) for m, own in zip(members, extents, strict=True) if m.contracts]
+    gemm = gemm_of(*found[0]) if len(found) == 1 else None
+    root, local = members[-1], extents[-1]
+    dtype, matrix, steps = _arithmetic(root, gemm), bool(found), evaluate(root.steps, local)
+    spilled = root.spilled_in(local)
+    work = like_roofline(root.kernel, root.measured, flops, dtype, target, matrix, spilled)
     seconds = float(kernel_seconds(work, moved, dtype, target, matrix, gemm, steps))
-    return root.weight * max(seconds, block_work(own, own.extents, target)[0])
+    blocks, stored = block_work(root, local, target)
+    return Priced(max(seconds, blocks), moved + stored, flops, work, dtype, matrix, steps)
 
 
-def _taken_through_views(signature: OperationSignature, unit: Unit, target: Target) -> float:
+def taken_through_views(
+    signature: OperationSignature, unit: Unit, extents: tuple[int, ...], target: Target
+) -> float:
     """Bytes that a kernel moves of operands which views show it, where it says what these are."""
+    if signature.fusion != "kernel":
+        return 0.0
     outside = {(i, p) for i, p, _ in unit.reads}
     inside = [p for p in range(len(signature.inputs)) if (unit.root, p) not in outside]
-    taken = sum(signature.read_bytes[p] for p in inside if signature.reads and signature.reads[p])
+    parts = [(p, signature.reads[p]) for p in inside] if signature.reads else []
+    taken = sum(
+        evaluate(part, extents) * signature.input_types[p].itemsize
+        for p, part in parts
+        if part is not None
+    )
     if signature.scattered is not None and signature.scattered.operand in inside:
-        taken += scattered_bytes(signature, signature.extents, target)
-    return taken
+        taken += scattered_bytes(signature, extents, target)
+    return float(taken)
 
 
-def whole_gemm(members: Sequence[OperationSignature]) -> Gemm[float] | None:
-    """The product of matrices that a kernel of these operations is on one device, if it is one."""
-    found = [m for m in members if m.contracts]
-    if len(found) != 1 or found[0].gemm is None:
+def gemm_of(signature: OperationSignature, extents: Sequence[int]) -> Gemm[float] | None:
+    """The product of matrices that a contraction is at the given index extents, if it is one."""
+    dims = signature.gemm
+    if dims is None:
         return None
-    dims, (one,) = found[0].gemm, found
-    batch, m, n, k = dims.shape(one.extents)
-    lhs, rhs = one.input_types[dims.lhs].dtype, one.input_types[dims.rhs].dtype
-    out = one.output_types[0].dtype
-    windows = one.convolved(one.extents)
+    batch, m, n, k = map(float, dims.shape(extents))
+    lhs, rhs = signature.input_types[dims.lhs].dtype, signature.input_types[dims.rhs].dtype
+    windows = signature.convolved(extents)
     convolved = Convolved(*map(float, windows)) if windows else None
-    sizes = float(batch), float(m), float(n), float(k)
-    return Gemm(*sizes, lhs, rhs, out, convolved, one.precision)
+    out = signature.output_types[0].dtype
+    return Gemm(batch, m, n, k, lhs, rhs, out, convolved, signature.precision)
 
 
 def _arithmetic(root: OperationSignature, gemm: Gemm[float] | None) -> str:

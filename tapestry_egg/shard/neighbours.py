@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,7 +32,7 @@ class Neighbours:
             found = self._of(signature)
             made = np.zeros((len(self.saturated.strategies[signature]), 4))
             for n, needed in found.items():
-                made[n] = exchange_costs(needed, self.mesh, self.target)
+                made[n] = exchange_costs(needed, self.mesh, self.target)[:4]
             self._costs[signature] = made if found else None
         return self._costs[signature]
 
@@ -45,10 +48,18 @@ class Neighbours:
         return self._found[signature]
 
 
-def exchange_costs(
-    found: tuple[Exchange, ...], mesh: MeshShape, target: Target
-) -> tuple[float, float, float, float]:
-    """Seconds, joules of the mesh, bytes in memory and bytes sent of one operation's exchanges.
+class ExchangeCosts(NamedTuple):
+    """Seconds, joules of the mesh; bytes in memory, bytes sent and bytes moved of one device."""
+
+    seconds: float
+    joules: float
+    held: float
+    sent: float
+    moved: float
+
+
+def exchange_costs(found: Sequence[Exchange], mesh: MeshShape, target: Target) -> ExchangeCosts:
+    """What one operation's exchanges take.
 
     Every collective is on its own. Then a kernel writes the block with its margins, which are in
     memory beside the block while the operation runs; of operands with margins along several dims
@@ -58,7 +69,7 @@ def exchange_costs(
     time at most. States that are gathered are combined by one kernel, and with the result by
     another.
     """
-    seconds = energy = sent = 0.0
+    seconds = energy = sent = moved = 0.0
     arrays: dict[int, float] = {}
     for e in found:
         for kind, payload in e.sends:
@@ -70,10 +81,10 @@ def exchange_costs(
         traffic = 2.0 * (edges if inside else e.whole_bytes)
         kernels = len(e.sends) if inside else 2 if e.states else 1
         took = traffic / target.hbm_bytes_per_second + kernels * target.launch_seconds
-        seconds += took
+        seconds, moved = seconds + took, moved + traffic
         energy += joules(0.0, traffic, 0.0, took, mesh.devices, target, contraction=False)
         if inside:
             arrays[e.operand] = arrays.get(e.operand, 0.0) + 2.0 * edges
         else:
             arrays[e.operand] = float(e.held(mesh))
-    return seconds, energy, sum(arrays.values()), sent
+    return ExchangeCosts(seconds, energy, sum(arrays.values()), sent, moved)

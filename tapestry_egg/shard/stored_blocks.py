@@ -28,18 +28,23 @@ def stored_blocks(
     found = np.zeros(len(choice))
     for m, i in enumerate(unit.members):
         signature = schedule.program.instances[i].signature
-        if signature.scratch is None or not _in_blocks(signature, target):
+        if signature.scratch is None:
             continue
         amounts = []
         for s in saturated.strategies[saturated.encoding.signature_of[i]]:
             cuts = zip(signature.extents, s.cuts, strict=True)
             local = tuple([size // mesh.parts(c) for size, c in cuts])
-            amounts.append(signature.scratch.bytes_at(local, target.epilogues))
+            amounts.append(kernel_blocks(signature, local, target))
         found += np.array(amounts)[choice[:, m]]
     return found
 
 
-def _in_blocks(signature: OperationSignature, target: Target) -> bool:
-    """Whether a kernel has no measured one of its own on the machine."""
+def kernel_blocks(signature: OperationSignature, extents: tuple[int, ...], target: Target) -> float:
+    """Bytes of what an operation's kernel takes beside at the given index extents, where the
+    machine has no measured kernel that does without."""
+    if signature.scratch is None:
+        return 0.0
     dtype = signature.output_types[0].dtype
-    return kernel_rate(signature.kernel, signature.measured, dtype, target.name) is None
+    if kernel_rate(signature.kernel, signature.measured, dtype, target.name) is not None:
+        return 0.0
+    return float(signature.scratch.bytes_at(extents, target.epilogues))

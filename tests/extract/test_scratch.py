@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.certify.contractions import is_contraction, is_product
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.registry import signature_of
 from tapestry_egg.runtime import hlo_stats
+from tests.metakernels.contractions import is_contraction, is_product
 from tests.schedule.test_lifetimes import h100s
 
 
@@ -46,7 +46,6 @@ def test_parts_of_a_long_sum_are_in_memory_while_it_is_made() -> None:
 
 @pytest.mark.parametrize("name, wanted", [("product", True), ("window", False), ("ragged", True)])
 def test_products_are_told_from_windows(name: str, wanted: bool) -> None:
-    """By the search and by the certificate, each for itself."""
     function, shapes = {
         "product": (lambda x, y: jnp.einsum("bmk,bkn->bmn", x, y), ((2, 3, 4), (2, 4, 5))),
         "window": (

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.extract.certify.contractions import gemm_of, is_contraction
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels.registry import signature_of
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.one_device import program_seconds
 from tests.metakernels.cases import application
+from tests.metakernels.contractions import gemm_of, is_contraction
 from tests.metakernels.template_cases import CASES
 
 RNG = st.randoms(use_true_random=False)
@@ -80,7 +80,7 @@ def test_a_kernel_of_two_products_is_not_one() -> None:
 
 
 @pytest.mark.parametrize("kernel", CASES)
-def test_the_certificate_finds_the_same_product(kernel: str) -> None:
+def test_another_account_finds_the_same_product(kernel: str) -> None:
     for seed in range(5):
         s = application(kernel, random.Random(seed)).signature
         assert s.contracts == (s.fusion == "kernel" and is_contraction(s))

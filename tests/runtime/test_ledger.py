@@ -23,7 +23,6 @@ from jax.sharding import PartitionSpec as P
 
 import tapestry_egg as te
 from tapestry_egg.errors import PlanError, TapestryError
-from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.certificate import recompute
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
@@ -39,7 +38,7 @@ from tapestry_egg.runtime.ledger.equations import Program, Region, Sent, all_sen
 from tapestry_egg.runtime.ledger.least import held_at_least
 from tapestry_egg.runtime.ledger.memory import held, is_opaque
 from tapestry_egg.runtime.lower import regions
-from tapestry_egg.schedule import lifetimes
+from tapestry_egg.schedule.lifetimes import Lives
 from tapestry_egg.schedule.of_plans import plan_schedule
 
 MESH = MeshShape(("x", "y"), (4, 2))
@@ -645,19 +644,13 @@ def quarter_of_arrays(patch: pytest.MonkeyPatch) -> None:
 
 
 def freed_early(patch: pytest.MonkeyPatch) -> None:
-    """Values that are gone once they are made, to the search and to the certificate."""
-    build, death = lifetimes._Lives.build, Lives._death
-
-    def shorter(self: Any) -> Any:
-        found = build(self)
-        pairs = zip(found.made, found.last, strict=True)
-        return replace(found, last=tuple(m if n < self.end - 2 else n for m, n in pairs))
+    """Values that are gone once they are made."""
+    death = Lives._death
 
     def sooner(self: Any, v: int) -> int:
         last = death(self, v)
         return min(last, self.made(v)) if last < self.end else last
 
-    patch.setattr(lifetimes._Lives, "build", shorter)
     patch.setattr(Lives, "_death", sooner)
 
 

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.lifetimes import lifetimes
 from tests.schedule.test_lifetimes import X, made_by, scheduled
@@ -53,9 +52,7 @@ def test_what_one_kernel_makes_of_a_product_is_made_in_it(name: str) -> None:
     u, v = made_by(plan, "dot_general")
     assert fusion(plan, epilogues=True).within[u] is inside
     assert not fusion(plan).within[u]
-    counted = Lives(plan, plan.program.body_of, epilogues=True)
     assert lifetimes(plan, epilogues=True).free[v] is inside
-    assert counted.owns_memory(v) is not inside
 
 
 def test_a_convolution_computes_what_is_made_of_it() -> None:
@@ -148,7 +145,7 @@ def test_what_is_moved_elsewhere_is_stored(name: str) -> None:
     plan = scheduled(lambda x: MOVED[name](jnp.exp(x)), X)
     u, v = made_by(plan, "exp")
     assert not fusion(plan, epilogues=True).within[u]
-    assert Lives(plan, plan.program.body_of, epilogues=True).owns_memory(v)
+    assert not lifetimes(plan, epilogues=True).free[v]
     assert fusion(plan).within[u]
 
 

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import tapestry_egg as te
 from models import gpt2
-from tapestry_egg.extract.certify.buffers import Lives
 from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.engine.archive import Candidate
@@ -186,7 +185,7 @@ def test_stacks_of_a_loop_exist_from_its_start() -> None:
 
 def test_what_a_loop_reads_from_outside_lives_until_its_last_round() -> None:
     """Stacks and invariants alike, though a round reads them first of all; a slice is taken where
-    it is read. The same by the certificate's own account."""
+    it is read."""
 
     def f(x: jax.Array, w: jax.Array) -> jax.Array:
         stack, fixed = w @ x, jnp.fft.fft(x).real
@@ -200,16 +199,14 @@ def test_what_a_loop_reads_from_outside_lives_until_its_last_round() -> None:
     lives = lifetimes(of)
     (first, stop), *_ = of.program.spans.values()
     over = 2 * max(u for u, unit in enumerate(of.units) if first <= unit.root < stop)
-    counted = Lives(of, of.program.body_of)
     slicing, sliced = made_by(of, "stream")
     into, inner = made_by(of, "invariant")
     for u in (slicing, into):
         (source,) = dict.fromkeys(v for _, _, v in of.units[u].reads)
         assert lives.last[source] == lives.reads_until[u, source] == over
-        assert counted.death(source) == counted.through(u, source) == over
         assert lives.reads_at[u, source] < over
     reader = next(u for u, unit in enumerate(of.units) if sliced in [v for *_, v in unit.reads])
-    assert lives.made[sliced] == counted.birth(sliced) == 2 * reader > 2 * slicing + 1
+    assert lives.made[sliced] == 2 * reader > 2 * slicing + 1
     assert lives.last[inner] < over
 
 
@@ -229,8 +226,8 @@ ROUNDS: dict[str, Callable[[jax.Array], jax.Array]] = {
 def test_what_a_loop_carries_has_one_buffer_and_the_next_round_another_if_it_must(
     name: str, donated: bool, loops: int
 ) -> None:
-    """Against XLA's own buffer assignment, and the certificate's account. What several loops hand
-    on to each other is one buffer, and that of the argument if it is donated."""
+    """Against XLA's own buffer assignment. What several loops hand on to each other is one buffer,
+    and that of the argument if it is donated."""
 
     def f(x: jax.Array) -> Any:
         for _ in range(loops):
@@ -306,7 +303,7 @@ STATES: dict[str, tuple[Callable[[jax.Array, jax.Array], Any], int]] = {
 def test_a_new_state_takes_the_old_one_s_place_if_what_makes_it_can_write_there(name: str) -> None:
     step, arrays = STATES[name]
     of = scheduled(step, X, X, donate=(0,))
-    counted = counted_twice(of)
+    counted = most_held(of)
     assert counted == pytest.approx(arrays * BYTES, rel=0.01)
     assert counted == pytest.approx(assigned_by_xla(step, (X, X), (0,)), rel=0.01)
 
@@ -338,21 +335,15 @@ def holds_what_xla_assigns(
 def counted_and_assigned(
     f: Callable[..., Any], arguments: tuple[jax.Array, ...], donated: bool
 ) -> tuple[float, float]:
-    """Bytes that a schedule holds, as the certificate counts them, too; and those of XLA."""
+    """Bytes that a schedule holds, and those of XLA."""
     donate = tuple(range(len(arguments))) if donated else ()
     of = scheduled(f, *arguments, donate=donate)
-    return counted_twice(of), assigned_by_xla(f, arguments, donate)
+    return most_held(of), assigned_by_xla(f, arguments, donate)
 
 
-def counted_twice(of: Schedule, epilogues: bool = False) -> int:
-    """Bytes that a schedule holds at most, by lifetimes and by the certificate."""
-    lives, counted = lifetimes(of, epilogues), Lives(of, of.program.body_of, epilogues)
-    for v in range(len(of.program.types)):
-        if of.producer[v] >= 0:
-            assert counted.owns_memory(v) == (not lives.free[v]), v
-            if not lives.free[v]:
-                assert (counted.birth(v), counted.death(v)) == (lives.made[v], lives.last[v]), v
-    return max(held(of, lives))
+def most_held(of: Schedule, epilogues: bool = False) -> int:
+    """Bytes that a schedule holds at most."""
+    return max(held(of, lifetimes(of, epilogues)))
 
 
 def assigned_by_xla(

@@ -16,7 +16,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.runtime.measure.hlo import hlo_stats
 from tapestry_egg.schedule.lying import renewed
 from tapestry_egg.schedule.traffic import Traffic
-from tests.schedule.test_lifetimes import counted_twice, h100s, scheduled
+from tests.schedule.test_lifetimes import h100s, most_held, scheduled
 
 N, LAYERS = 256, 4
 X = jax.ShapeDtypeStruct((N, N), jnp.float32)
@@ -75,13 +75,13 @@ def test_a_stack_that_is_renewed_is_in_the_old_one_s_place(name: str, donated: b
     f, over, beside = RENEWED[name]
     of = scheduled(f, STACK, X, donate=(0,) if donated else ())
     assert renewed(of) and not renewed(of, epilogues=True)
-    assert counted_twice(of) == pytest.approx((over if donated else beside) * BYTES, rel=0.01)
+    assert most_held(of) == pytest.approx((over if donated else beside) * BYTES, rel=0.01)
 
 
 def test_tpus_fill_another_stack() -> None:
     f, over, beside = RENEWED["a loop over layers"]
     of = scheduled(f, STACK, X, donate=(0,))
-    assert over * BYTES < beside * BYTES <= counted_twice(of, epilogues=True)
+    assert over * BYTES < beside * BYTES <= most_held(of, epilogues=True)
 
 
 #: Rounds that write a part of a slice, but keep or read what was there.

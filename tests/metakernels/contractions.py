@@ -1,7 +1,4 @@
-"""Contractions as the certificate sees them, from a signature's projections alone.
-
-It shares nothing with `OperationSignature.gemm`, which the search reads.
-"""
+"""Contractions from a signature's projections alone: an oracle for `OperationSignature.gemm`."""
 
 from __future__ import annotations
 
@@ -127,14 +124,6 @@ def is_product(signature: OperationSignature) -> bool:
         for p in range(len(columns))
         for q in range(p)
     )
-
-
-def sums_columns(signature: OperationSignature) -> bool:
-    """Whether a product of a matrix and a vector sums along another dim than the matrix's last."""
-    kept = _columns(signature.outputs)
-    matrix = max(signature.inputs, key=lambda p: len(_long(_columns([p]), signature)))
-    last = {d for d, a in enumerate(matrix.matrix[-1]) if a}
-    return not _long(last, signature) - kept
 
 
 def _long(dims: Iterable[int], signature: OperationSignature) -> set[int]:
