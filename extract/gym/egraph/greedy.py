@@ -117,26 +117,6 @@ def acyclic(form: AndOr, chosen: Chosen) -> bool:
     return True
 
 
-def depths(form: AndOr, chosen: Chosen, component: Mapping[int, int]) -> dict[int, int]:
-    """Class -> the longest way down from it within its component, in a choice without cycles.
-
-    Only classes with a component are counted.
-    """
-    depth: dict[int, int] = {}
-    for start in chosen:
-        stack = [start] if start in component else []
-        while stack:
-            c = stack[-1]
-            below = [d for d in form.needs[chosen[c]] if component.get(d) == component[c]]
-            waiting = [d for d in below if d not in depth]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            depth[c] = max((depth[d] + 1 for d in below), default=0)
-            stack.pop()
-    return depth
-
-
 def cost_of(form: AndOr, chosen: Chosen) -> int:
     """The scaled first objective of a choice, with the constant."""
     cost = form.cost
