@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from .closure import components
 from .form import AndOr
 
 Chosen = dict[int, int]  # class -> node
@@ -96,25 +97,8 @@ def greedy_dag(form: AndOr, deadline: float) -> Chosen | None:
 
 def acyclic(form: AndOr, chosen: Chosen) -> bool:
     """Whether a choice, as far as the roots need it, has no cycle."""
-    state: dict[int, bool] = {}  # class -> finished
-    for r in form.roots:
-        if r in state:
-            continue
-        stack = [(r, iter(form.needs[chosen[r]]))]
-        state[r] = False
-        while stack:
-            c, rest = stack[-1]
-            for d in rest:
-                if d not in state:
-                    state[d] = False
-                    stack.append((d, iter(form.needs[chosen[d]])))
-                    break
-                if not state[d]:
-                    return False
-            else:
-                state[c] = True
-                stack.pop()
-    return True
+    edges = {c: form.needs[n] for c, n in form.trimmed(chosen).items()}
+    return len(set(components(edges).values())) == len(edges)
 
 
 def cost_of(form: AndOr, chosen: Chosen) -> int:

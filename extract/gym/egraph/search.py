@@ -23,7 +23,7 @@ from tapestry_egg.parallel.executors import Processes
 from tapestry_egg.parallel.serving import tell
 
 from .annealing import Annealing, anneals
-from .closure import closure
+from .closure import class_edges, closure, components
 from .cost_unit import Scaled, Unit
 from .elimination import eliminate
 from .form import AndOr
@@ -70,20 +70,9 @@ class Record:
 
 def split(form: AndOr) -> list[AndOr]:
     """The parts of a form that share no class, each without constant; the form itself if one."""
-    leader = {c: c for c in form.members}
-
-    def find(c: int) -> int:
-        while leader[c] != c:
-            leader[c] = leader[leader[c]]
-            c = leader[c]
-        return c
-
-    for n, needs in form.needs.items():
-        for d in needs:
-            leader[find(d)] = find(form.home[n])
     groups: dict[int, list[int]] = {}
-    for c in form.members:
-        groups.setdefault(find(c), []).append(c)
+    for c, k in components(class_edges(form), strong=False).items():
+        groups.setdefault(k, []).append(c)
     if len(groups) <= 1:
         return [form]
     parts = []
