@@ -28,7 +28,7 @@ from typing import Any
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.gym import formats
-from tapestry_egg.extract.gym.choices.check import evaluate
+from tapestry_egg.extract.gym.check import evaluate
 
 from . import textbook
 
@@ -138,13 +138,13 @@ def _unzipped(path: Path) -> bytes:
 
 def _greedy(path: Path) -> float | None:
     """The value of greedy-DAG on the e-graph as it is."""
-    from tapestry_egg.extract.gym.methods import extract
+    from tapestry_egg.extract.gym.extraction import extract
 
     try:
         found = extract(formats.read(path)[0], seconds=60.0, method="greedy-dag")
     except TapestryError:
         return None
-    return float(found.values[0]) if found.values else None
+    return float(found.value) if found.feasible else None
 
 
 def _one(solver: str, path: str, seconds: float) -> int:
@@ -158,7 +158,7 @@ def _one(solver: str, path: str, seconds: float) -> int:
     value = None
     if found.choice is not None:
         checked = evaluate(problem, found.choice)
-        value = float(checked.values[0]) if checked.feasible else None
+        value = float(checked.cost) if checked.feasible else None
     print(json.dumps({"value": value, "bound": found.bound, "proven": found.proven}))
     return 0
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def highs(problem: ChoiceProblem, seconds: float) -> Baseline:
     lp = highspy.HighsLp()
     lp.num_col_, lp.num_row_ = columns, len(rows)
     cost = np.zeros(columns)
-    cost[:nodes] = problem.costs[0]
+    cost[:nodes] = problem.cost
     lower, upper = np.zeros(columns), np.ones(columns)
     upper[:nodes][~problem.allowed] = 0.0
     lower[nodes + problem.roots] = 1.0
@@ -111,8 +111,8 @@ def cp_sat(problem: ChoiceProblem, seconds: float) -> Baseline:
             model.add(level[home[n]] > level[d]).only_enforce_if(x[n])
     for d, readers in _readers(problem).items():
         model.add(sum(x[n] for n in readers) >= y[d])
-    scale = 1 if problem.costs[0].dtype.kind == "i" else 10**6
-    prices = [round(float(v) * scale) if scale > 1 else int(v) for v in problem.costs[0]]
+    scale = 1 if problem.cost.dtype.kind == "i" else 10**6
+    prices = [round(float(v) * scale) if scale > 1 else int(v) for v in problem.cost]
     model.minimize(sum(p * v for p, v in zip(prices, x, strict=True) if p))
     solver: Any = cp_model.CpSolver()
     solver.parameters.num_workers = 1
@@ -128,7 +128,7 @@ def cp_sat(problem: ChoiceProblem, seconds: float) -> Baseline:
 
 def _readers(problem: ChoiceProblem) -> dict[int, list[int]]:
     """The nodes that need each class but roots, where a class that nobody needs could be a gain."""
-    if problem.costs[0].min(initial=0) >= 0:
+    if problem.cost.min(initial=0) >= 0:
         return {}
     found: dict[int, list[int]] = {d: [] for d in range(len(problem.classes))}
     for n in range(len(problem.nodes)):

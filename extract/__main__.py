@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
@@ -11,17 +10,19 @@ from pathlib import Path
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError, TapestryError
-from tapestry_egg.extract.gym.answers import (
+from tapestry_egg.extract.gym.extraction import METHODS
+from tapestry_egg.parallel.deadline import end_as_interrupted
+from tapestry_egg.parallel.executors import Lost, chosen, completed
+
+from .answers import (
     Answer,
     Asked,
     answer_file,
     answer_from,
     answer_plainly,
     best_of,
+    no_answer,
 )
-from tapestry_egg.extract.gym.methods import METHODS
-from tapestry_egg.parallel.deadline import end_as_interrupted
-from tapestry_egg.parallel.executors import Lost, chosen, completed
 
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
 
@@ -84,7 +85,10 @@ def _answers(options: argparse.Namespace, asked: Asked) -> Iterator[Answer]:
         try:
             data = path.read_bytes()
         except OSError as error:
-            found |= {k * len(seeds) + s: _unread(path, error, asked) for s in range(len(seeds))}
+            found |= {
+                k * len(seeds) + s: _failed(path, f"cannot be read: {error}", asked)
+                for s in range(len(seeds))
+            }
             continue
         calls += [
             (k * len(seeds) + s, (str(path), data, asdict(one))) for s, one in enumerate(seeds)
@@ -117,17 +121,11 @@ def _here(path: Path, asked: Asked) -> Answer:
     try:
         return answer_file(str(path), path.read_bytes(), asked)
     except OSError as error:
-        return _unread(path, error, asked)
+        return _failed(path, f"cannot be read: {error}", asked)
 
 
-def _unread(path: Path, error: OSError, asked: Asked) -> Answer:
-    return _failed(str(path), f"cannot be read: {error}", asked)
-
-
-def _failed(path: str, what: str, asked: Asked) -> Answer:
-    error = str(ExtractError(what, where=path))
-    said = json.dumps({"path": path, "error": error}) if asked.json else ""
-    return Answer(said, error=error, failed=True)
+def _failed(path: Path | str, what: str, asked: Asked) -> Answer:
+    return no_answer(str(path), str(ExtractError(what, where=str(path))), asked)
 
 
 def _parser() -> argparse.ArgumentParser:

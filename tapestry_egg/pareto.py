@@ -14,12 +14,12 @@ from typing import TypeVar
 Value = TypeVar("Value", bound=Sequence[float])
 
 
-def dominates(a: Sequence[float], b: Sequence[float]) -> bool:
+def dominates(a: Sequence[float | Fraction], b: Sequence[float | Fraction]) -> bool:
     """Whether a is at most b everywhere, and less somewhere."""
     return all(x <= y for x, y in zip(a, b, strict=True)) and tuple(a) != tuple(b)
 
 
-def non_dominated(values: Sequence[Sequence[float]]) -> list[int]:
+def non_dominated(values: Sequence[Sequence[float | Fraction]]) -> list[int]:
     """Indices of the values that no other dominates, by rising value; of equal ones the first."""
     kept: list[int] = []
     for i in sorted(range(len(values)), key=lambda i: (tuple(values[i]), i)):
@@ -30,7 +30,7 @@ def non_dominated(values: Sequence[Sequence[float]]) -> list[int]:
     return kept
 
 
-def knee(values: Sequence[Sequence[float]]) -> int:
+def knee(values: Sequence[Sequence[float | Fraction]]) -> int:
     """The index of the value nearest to the ideal, each objective scaled to its range.
 
     The distance is the largest scaled excess over the least of an objective; ties go to the first.
@@ -41,7 +41,7 @@ def knee(values: Sequence[Sequence[float]]) -> int:
     least = [min(column) for column in zip(*values, strict=True)]
     most = [max(column) for column in zip(*values, strict=True)]
 
-    def excess(value: Sequence[float]) -> float:
+    def excess(value: Sequence[float | Fraction]) -> float:
         return max(
             (
                 float((x - lo) / (hi - lo))
@@ -54,7 +54,7 @@ def knee(values: Sequence[Sequence[float]]) -> int:
     return min(range(len(values)), key=lambda i: (excess(values[i]), i))
 
 
-def hypervolume(values: Sequence[Sequence[float]], reference: Sequence[float]) -> float:
+def hypervolume(values: Sequence[Sequence[float | Fraction]], reference: Sequence[float]) -> float:
     """The volume of what the values dominate below a reference point.
 
     By slicing along the last objective (Fonseca, Paquete and López-Ibáñez, 2006, in its simplest
@@ -69,7 +69,7 @@ def hypervolume(values: Sequence[Sequence[float]], reference: Sequence[float]) -
     order = sorted(set(inside), key=lambda v: v[-1])
     total = 0.0
     if len(reference) == 2:
-        nearest = reference[0]
+        nearest: float | Fraction = reference[0]
         for k, v in enumerate(order):
             top = order[k + 1][1] if k + 1 < len(order) else reference[1]
             nearest = min(nearest, v[0])

@@ -14,9 +14,9 @@ import numpy as np
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine.network import starts
-from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Use, Variable
 
+from .choices import ChoiceProblem
 from .joined import Flags, beyond, join, replaced, tables
 
 # Sums of amounts up to here are exact in floating point; larger ones are rounded up.
@@ -96,20 +96,18 @@ class _Arrays:
         return starts(self.size[self.owner])
 
 
-def reduced(
-    problem: ChoiceProblem, limits: Ints | None = None, least: int | None = None
-) -> Reduced:
-    """The problem of a choice problem's first objective within its limits, or others.
+def reduced(problem: ChoiceProblem, limit: int | None = None, least: int | None = None) -> Reduced:
+    """The problem of a choice problem within its limit, or another.
 
     Moments are left out at which nothing can be above the limit, or above `least`.
 
     Raises ExtractError where choices need others, and Unanswerable where nothing is legal.
     """
-    if not problem.all_active or problem.children.size or problem.provides.size:
+    if not problem.network:
         raise ExtractError(
             "not a cost function network: choices need others", where=problem.name or "problem"
         )
-    limit = problem.usage.limits if limits is None else limits
+    limit = problem.usage.limit or 0 if limit is None else limit
     start, pairs = problem.node_start, problem.pairs
     alive = problem.allowed.copy()
     _complain(problem, alive, "")
@@ -129,7 +127,7 @@ def reduced(
     at = np.flatnonzero(alive)
     node[begin[owner[at]] + row[at]] = at
     limit, amounts, exact = _rounded(problem, limit)
-    arrays = _arrays(problem, variable, row, size, limit, amounts)
+    arrays = _arrays(problem, variable, row, size, amounts)
     fixed = np.full(len(size), -1, dtype=np.int64)
     kept, left = np.arange(len(size)), ranges(np.zeros_like(size), size)
     for _ in range(_ROUNDS):
@@ -144,7 +142,7 @@ def reduced(
         arrays = _without(arrays, single)
         if len(arrays.cost) == before:
             break
-    arrays, moment, most = _binding(_lowered(arrays), limit, least)
+    arrays, moment = _binding(_lowered(arrays), limit, least)
     sizes = (
         ("variables", len(problem.classes), len(arrays.size)),
         ("rows", len(problem.nodes), len(arrays.cost)),
@@ -153,12 +151,13 @@ def reduced(
     )
     notes = tuple(f"{name} {a} -> {b}" for name, a, b in sizes)
     made = _problem(arrays)
+    most = float(limit) if len(moment) else math.inf
     return Reduced(
         made, arrays.constant, most, moment, node, begin, variable, fixed, kept, left, exact, notes
     )
 
 
-def _rounded(problem: ChoiceProblem, limit: Ints) -> tuple[Ints, Ints, bool]:
+def _rounded(problem: ChoiceProblem, limit: int) -> tuple[int, Ints, bool]:
     """The limit and what nodes occupy, in units in which sums are exact; whether these are 1."""
     amounts, unit = problem.usage.amount, 1
     while sum(amounts.tolist()) // unit + len(amounts) >= _EXACT:
@@ -183,14 +182,12 @@ def ranges(begin: Ints, size: Ints) -> Ints:
     return out + np.repeat(begin - (ends - size), size)
 
 
-def _arrays(
-    problem: ChoiceProblem, variable: Ints, row: Ints, size: Ints, limit: Ints, amount: Ints
-) -> _Arrays:
+def _arrays(problem: ChoiceProblem, variable: Ints, row: Ints, size: Ints, amount: Ints) -> _Arrays:
     pairs, begin = problem.pairs, starts(size)
     at = np.flatnonzero(row >= 0)
     owner = problem.node_class()
     to = begin[variable[owner[at]]] + row[at]
-    own = problem.costs[0][at].astype(np.float64)
+    own = problem.cost[at].astype(np.float64)
     cost = np.bincount(to, own, int(begin[-1])).astype(np.float64)
     first = second = np.zeros(0, dtype=np.int64)
     cells = np.zeros(0)
@@ -202,7 +199,7 @@ def _arrays(
         place = starts(size[first] * size[second])
         entry = np.zeros(len(pairs), dtype=np.int64)
         entry[apart] = place[which]
-        values = pairs.costs[0].astype(np.float64)
+        values = pairs.cost.astype(np.float64)
         cells = tables(
             problem.node_start,
             pairs.first,
@@ -217,10 +214,10 @@ def _arrays(
             entry,
             int(place[-1]),
         )
-    usage, times = problem.usage, problem.times() if problem.usage else 0
+    usage = problem.usage
     none = np.zeros((0, 2), dtype=np.int64)
-    made = _Arrays(size, cost, first, second, cells, none[:, 0], none, none[:, 0], limit[:0], 0.0)
-    if not times:
+    made = _Arrays(size, cost, first, second, cells, none[:, 0], none, none[:, 0], none[:, 0], 0.0)
+    if usage.limit is None:
         return made
     seen = at[(usage.upper[at] > usage.lower[at]) & (amount[at] > 0)]
     v = variable[owner[seen]]
@@ -235,7 +232,7 @@ def _arrays(
         owner=spans[0],
         span=spans[1:].T.copy(),
         amounts=amounts,
-        base=np.zeros(times, dtype=np.int64),
+        base=np.zeros(usage.times, dtype=np.int64),
     )
 
 
@@ -259,7 +256,7 @@ def _replaced(x: _Arrays) -> Flags:
     )
 
 
-def _beyond(x: _Arrays, limit: Ints) -> Flags:
+def _beyond(x: _Arrays, limit: int) -> Flags:
     """Which rows are above the limit where all else takes its least."""
     if not len(x.owner):
         return np.zeros(len(x.cost), dtype=bool)
@@ -274,7 +271,7 @@ def _beyond(x: _Arrays, limit: Ints) -> Flags:
     )
 
 
-def _room(x: _Arrays, limit: Ints) -> tuple[Ints, Ints]:
+def _room(x: _Arrays, limit: int) -> tuple[Ints, Ints]:
     """What each use takes at least [uses], and what is then left at each moment [moments]. Raises
     Unanswerable where that is less than nothing."""
     low = x.amounts[:0]
@@ -283,9 +280,9 @@ def _room(x: _Arrays, limit: Ints) -> tuple[Ints, Ints]:
     room = limit - _used(x, low)
     worst = int(room.argmin())
     if room[worst] < 0:
-        free = int(limit[worst % len(limit)])
+        least = limit - int(room[worst])
         raise Unanswerable(
-            f"at time {worst} no choice uses less than {free - room[worst]}; the limit is {free}"
+            f"at time {worst} no choice uses less than {least}; the limit is {limit}"
         )
     return low, room
 
@@ -361,23 +358,18 @@ def _lowered(x: _Arrays) -> _Arrays:
     return replace(x, cost=cost, cells=cells, constant=constant)
 
 
-def _binding(x: _Arrays, limit: Ints, above: int | None) -> tuple[_Arrays, Ints, float]:
+def _binding(x: _Arrays, limit: int, above: int | None) -> tuple[_Arrays, Ints]:
     """With the moments alone that may be above the limit, one for all that it covers; which they
-    are, and the limit there. Raises Unanswerable where nothing is within it."""
-    moments = len(x.base)
-    none = np.zeros(0, dtype=np.int64)
-    if not moments:
-        return x, none, math.inf
-    free = np.broadcast_to(limit, (moments,))
-    most = free.max()
-    base = x.base + (most - free)  # as if the limit were the same everywhere
+    are. Raises Unanswerable where nothing is within the limit."""
+    base = x.base
+    if not len(base):
+        return x, np.zeros(0, dtype=np.int64)
     _room(x, limit)
-    x = replace(x, base=base)
     high = x.amounts[:0]
     if len(x.owner):
         high = np.maximum.reduceat(x.amounts, x.amount[:-1])
-    kept = _used(x, high) > (most if above is None else min(above, most))
-    at = starts(kept)
+    kept = _used(x, high) > (limit if above is None else min(above, limit))
+    at = starts(kept.astype(np.int64))
     while True:  # a moment is covered by its neighbour where nothing that is there ends between
         span, some = at[x.span], np.flatnonzero(kept)
         ends, begins = np.zeros(len(some) + 1, dtype=bool), np.zeros(len(some) + 1, dtype=bool)
@@ -391,7 +383,7 @@ def _binding(x: _Arrays, limit: Ints, above: int | None) -> tuple[_Arrays, Ints,
         if not gone.any():
             break
         kept[some[gone]] = False
-        at = starts(kept)
+        at = starts(kept.astype(np.int64))
     # Uses of one variable at the same moments are one, and what all its rows use is in the base.
     base = base[kept]
     keys, which = np.unique(
@@ -412,7 +404,7 @@ def _binding(x: _Arrays, limit: Ints, above: int | None) -> tuple[_Arrays, Ints,
         used = np.maximum.reduceat(amounts, begin[:-1]) > 0
         amounts, keys = amounts[np.repeat(used, length)], keys[used]
     made = replace(x, owner=keys[:, 0], span=keys[:, 1:], amounts=amounts, base=base)
-    return made, np.flatnonzero(kept), float(most)
+    return made, np.flatnonzero(kept)
 
 
 def _problem(x: _Arrays) -> Problem:

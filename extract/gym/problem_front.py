@@ -1,106 +1,24 @@
-"""The front of a snapshot that was read from a file: rows for its variables, with bounds."""
+"""The front of a saved problem: rows for its variables, with bounds."""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
 
-from tapestry_egg import pareto
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine.archive import Archive, so_far
 from tapestry_egg.extract.engine.race import Effort, Race, searches_of
-from tapestry_egg.extract.problem.problem import Ints, Problem
-from tapestry_egg.files import problem_file as snapshot_format
+from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.parallel.executors import INTERRUPTED
 
-from .check_problem import row_costs
+from .check import row_costs
+from .fronts import Front, Point
 
 OBJECTIVES = ("seconds", "peak_bytes", "joules")
 
 # How far floats added in another order may be apart.
 _ROUNDING = 1e-9
-
-
-@dataclass(frozen=True)
-class SnapshotPoint:
-    """One row per variable; nothing within its peak and joules takes less than `bound` seconds."""
-
-    values: tuple[float, float, float]
-    rows: Ints
-    bound: float
-
-    @property
-    def gap(self) -> float:
-        """(seconds - bound) / bound: 0 when the point is known to be on the front."""
-        return pareto.excess(self.values[0], self.bound)
-
-    @property
-    def proven(self) -> bool:
-        """Whether nothing within its peak and joules is faster, but for rounding."""
-        return self.gap <= _ROUNDING
-
-
-@dataclass(frozen=True)
-class ProblemFront:
-    """Answers of which none dominates another in seconds, peak bytes and joules, fastest first."""
-
-    problem: Problem
-    name: str
-    points: tuple[SnapshotPoint, ...]
-    seconds: float = 0.0
-    notes: tuple[str, ...] = ()
-
-    objectives = OBJECTIVES
-    method = "message passing, elimination"
-    reason = ""
-
-    def __len__(self) -> int:
-        return len(self.points)
-
-    def __iter__(self) -> Iterator[SnapshotPoint]:
-        return iter(self.points)
-
-    @property
-    def epsilon(self) -> float:
-        """The largest gap."""
-        return max(p.gap for p in self.points)
-
-    @property
-    def exact(self) -> bool:
-        """Whether every point is known to be on the front, but for rounding."""
-        return all(p.proven for p in self.points)
-
-    def knee(self) -> SnapshotPoint:
-        """The point nearest to having the least of each objective."""
-        return self.points[pareto.knee([p.values for p in self.points])]
-
-    def hypervolume(self) -> float:
-        """What the points dominate, below 1.1 times the greatest value of each objective."""
-        columns = zip(*(p.values for p in self.points), strict=True)
-        reference = tuple(1.1 * max(column) for column in columns)
-        return pareto.hypervolume([p.values for p in self.points], reference)
-
-    def document(self) -> dict[str, Any]:
-        """The front as JSON data: values, bounds and rows of every point."""
-        return {
-            "name": self.name,
-            "objectives": list(OBJECTIVES),
-            "epsilon": self.epsilon,
-            "exact": self.exact,
-            "method": self.method,
-            "seconds": round(self.seconds, 3),
-            "points": [
-                {
-                    "values": list(p.values),
-                    "bound": p.bound,
-                    "rows": snapshot_format.answer(self.problem, p.rows),
-                }
-                for p in self.points
-            ],
-        }
 
 
 def problem_front(
@@ -110,7 +28,7 @@ def problem_front(
     tell: Callable[[str], None] | None = None,
     gap: float = 0.0,
     patience: float = math.inf,
-) -> ProblemFront:
+) -> Front:
     """Search a problem for `seconds`; what the search found is recomputed by the checker.
 
     Raises ExtractError where no rows are legal together.
@@ -154,6 +72,14 @@ def problem_front(
                 where=f"snapshot {name}",
                 hint="This is a defect of tapestry-egg; please report the file.",
             )
-        points.append(SnapshotPoint(values, c.rows, min(bound, found.seconds)))
-    seconds = time.perf_counter() - started
-    return ProblemFront(problem, name, tuple(points), seconds, notes=notes)
+        proven = bound >= found.seconds * (1 - _ROUNDING)
+        points.append(Point(values, c.rows, found.seconds if proven else bound))
+    return Front(
+        name,
+        OBJECTIVES,
+        tuple(points),
+        max(p.gap for p in points),
+        "message passing, elimination",
+        time.perf_counter() - started,
+        notes=notes,
+    )

@@ -12,15 +12,13 @@ import threading
 import time
 from collections.abc import Callable
 
-import numpy as np
-
 from tapestry_egg.extract.engine.network import network_of
 from tapestry_egg.extract.engine.sweeps import evaluate
 from tapestry_egg.extract.engine.within import Within
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
-from tapestry_egg.extract.gym.choices.standing import Standing
 from tapestry_egg.parallel.deadline import held
 
+from .choices import Choice, ChoiceProblem
+from .extraction import Extraction
 from .network import Unanswerable, reduced
 
 # Before the deadline: to put an answer together and check it, as a share and at least.
@@ -33,8 +31,9 @@ _CHECKING = 20.0
 _ENDING = 5.0
 
 
-def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) -> None:
+def run(extraction: Extraction, deadline: float, seed: int) -> None:
     """Answer a problem by the deadline (`time.perf_counter`), as a method of the table."""
+    problem = extraction.problem
     offered, due = math.inf, 0.0
 
     def offer() -> None:
@@ -42,12 +41,12 @@ def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) 
         found = solving.search
         if found.rows is not None and found.seconds < offered:
             offered = found.seconds
-            standing.offer(Choice(solving.form.nodes(found.rows)), "network")
+            extraction.offer(Choice(solving.form.nodes(found.rows)))
 
     def heard() -> None:
         nonlocal due
         if solving.form.exact:
-            standing.raise_bound(whole(problem, solving.bound))
+            extraction.raise_bound(solving.bound)
         begun = time.perf_counter()
         if begun >= due:  # to check an answer takes its time
             offer()
@@ -56,7 +55,7 @@ def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) 
     try:
         with held():  # whatever the time, there is an answer
             solving = Solving(problem, None, deadline, seed)
-            standing.notes += solving.form.notes
+            extraction.notes += solving.form.notes
             solving.report = heard
             solving.search.open()
         try:
@@ -65,14 +64,14 @@ def run(problem: ChoiceProblem, standing: Standing, deadline: float, seed: int) 
             with held():
                 offer()
     except Unanswerable as e:
-        standing.fail(str(e))
+        extraction.fail(str(e))
         return
     if solving.infeasible:
-        standing.fail(solving.reason)
+        extraction.fail(solving.reason)
     elif solving.search.proven and solving.form.exact:
-        standing.close()
+        extraction.close()
     elif solving.search.rows is None:
-        standing.reason = solving.reason
+        extraction.reason = solving.reason
 
 
 class Solving:
@@ -91,13 +90,12 @@ class Solving:
         self.problem = problem
         self.begun = time.perf_counter()
         self.limit = -1 if limit is None else limit
-        limits = None if limit is None else np.array([limit], dtype=np.int64)
-        self.form = reduced(problem, limits, least)
+        self.form = reduced(problem, limit, least)
         self.net = network_of(self.form.problem)
         left = until - self.begun
         self.seconds = max(left - max(_CLOSING * left, min(_CLOSING_LEAST, 0.5 * left)), 1e-3)
         self.report: Callable[[], None] = lambda: None
-        step, most = difference(problem), self.form.limit
+        step, most = float(problem.integral), self.form.limit
         self.search = Within(self.net, most, self._spent, seed, step, lambda search: self.report())
         self.rival = Within(self.net, most, self._spent, seed + 1, step)
         self.ended = False
@@ -147,31 +145,20 @@ class Solving:
     @property
     def reason(self) -> str:
         """What is known of the memory that answers need, none being within the limits."""
-        form, search, usage = self.form, self.search, self.problem.usage
+        form, search = self.form, self.search
+        limit = self.problem.usage.limit or 0
         words = ["no choice within the limits was found"]
         if self.infeasible:
             words = ["no choice keeps all limits"]
         if search.nearest is not None and len(form.moment):
             profile = evaluate(self.net, search.nearest)[2][: self.net.moments]
             at = int(profile.argmax())
-            moment = int(form.moment[at])
-            limit = int(usage.limits[moment % len(usage.limits)])
-            most = limit + round(float(profile[at]) - form.limit)
-            words.append(f"the nearest one uses {most} at time {moment}, the limit is {limit}")
+            over = round(float(profile[at]) - form.limit)
+            words.append(
+                f"the nearest one uses {limit + over} at time {int(form.moment[at])}, "
+                f"the limit is {limit}"
+            )
         least = math.ceil(search.least_peak - form.limit) if search.least_peak else 0
         if least > 0:
             words.append(f"at some time every choice is above the limit by {least} at least")
         return "; ".join(words)
-
-
-def difference(problem: ChoiceProblem) -> float:
-    """What costs of answers differ by at least: 1 where all are integers, else 0 is known."""
-    columns = (problem.costs[0], *problem.pairs.costs[:1])
-    return 1.0 if all(c.dtype.kind == "i" for c in columns) else 0.0
-
-
-def whole(problem: ChoiceProblem, bound: float) -> int | float:
-    """A bound on integers, rounded up."""
-    if not math.isfinite(bound) or not difference(problem):
-        return bound
-    return math.ceil(bound - 1e-9 * max(1.0, abs(bound)) * 2.0**-20)

@@ -9,7 +9,7 @@ from fractions import Fraction
 import numpy as np
 from hypothesis import strategies as st
 
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, column, rows
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem, column, rows
 
 Value = int | Fraction
 
@@ -17,43 +17,29 @@ Value = int | Fraction
 def problem_of(
     nodes: list[list[tuple[float | int, list[int]]]],
     roots: list[int],
-    provides: dict[tuple[int, int], list[int]] | None = None,
-    acyclic: bool = True,
 ) -> ChoiceProblem:
     """A problem from (cost, children) of each node of each class."""
     flat = [node for members in nodes for node in members]
     costs, allowed = column([cost for cost, _ in flat])
     child_start, children = rows([c for _, c in flat])
     names = [f"{c}.{i}" for c, members in enumerate(nodes) for i in range(len(members))]
-    provide_start, yields = rows(
-        (provides or {}).get((c, i), [])
-        for c, members in enumerate(nodes)
-        for i in range(len(members))
-    )
     return ChoiceProblem(
         name="small",
-        objectives=("cost",),
         classes=tuple(str(c) for c in range(len(nodes))),
         nodes=tuple(names),
         node_start=np.cumsum([0, *map(len, nodes)]).astype(np.int64),
-        costs=(costs,),
+        cost=costs,
         allowed=allowed,
         child_start=child_start,
         children=children,
         roots=np.array(roots, dtype=np.int64),
-        provide_start=provide_start if provides else rows([])[1],
-        provides=yields,
-        acyclic=acyclic,
     )
 
 
-def random_problem(
-    size: int, seed: int, kind: str = "positive", shared: bool = False
-) -> ChoiceProblem:
+def random_problem(size: int, seed: int, kind: str = "positive") -> ChoiceProblem:
     """A problem of `size` classes: cycles, self-loops, empty classes and forbidden nodes occur.
 
-    `kind` of costs: positive (with zeros and ties), real, signed, or huge (near 10^18). With
-    `shared`, some nodes yield a second class.
+    `kind` of costs: positive (with zeros and ties), real, signed, or huge (near 10^18).
     """
     draw = random.Random(seed)
     most = draw.choice((1, 2, 3, 3, 4))
@@ -86,13 +72,7 @@ def random_problem(
     if draw.random() < 0.8:  # a way to end
         nodes[-1] = [(cost(), []), *nodes[-1]]
     roots = sorted(draw.sample(range(size), draw.choice((1, 1, 1, 2)) if size > 1 else 1))
-    provides = {
-        (c, i): [draw.randrange(size)]
-        for c in range(size)
-        for i in range(len(nodes[c]))
-        if shared and draw.random() < 0.2
-    }
-    return problem_of(nodes, [0, *(r for r in roots if r)], provides)
+    return problem_of(nodes, [0, *(r for r in roots if r)])
 
 
 def problems(kind: str = "positive", most: int = 6) -> st.SearchStrategy[ChoiceProblem]:
@@ -102,7 +82,6 @@ def problems(kind: str = "positive", most: int = 6) -> st.SearchStrategy[ChoiceP
         size=st.integers(1, most),
         seed=st.integers(0, 2**32),
         kind=st.just(kind),
-        shared=st.booleans(),
     )
 
 
@@ -111,10 +90,6 @@ def answers(problem: ChoiceProblem) -> Iterator[tuple[dict[int, int], Value, int
     options: list[list[int]] = [[] for _ in problem.classes]
     for c in range(len(problem.classes)):
         options[c].extend(range(problem.node_start[c], problem.node_start[c + 1]))
-    for n in range(len(problem.nodes)):
-        for c in problem.provided_by(n).tolist():
-            if n not in options[c]:
-                options[c].append(n)
     allowed = problem.allowed.tolist()
     needs = [set(problem.children_of(n).tolist()) for n in range(len(problem.nodes))]
 
@@ -138,7 +113,7 @@ def answers(problem: ChoiceProblem) -> Iterator[tuple[dict[int, int], Value, int
                 del left[c]
 
     for picked in grow({}, problem.roots.tolist()):
-        if problem.acyclic and has_cycle(picked):
+        if has_cycle(picked):
             continue
         used = set(picked.values())
         yield picked, sum((exact(problem, n) for n in used), 0), len(used)
@@ -146,7 +121,7 @@ def answers(problem: ChoiceProblem) -> Iterator[tuple[dict[int, int], Value, int
 
 def exact(problem: ChoiceProblem, node: int) -> Value:
     """A node's cost without rounding."""
-    cost = problem.costs[0][node].item()
+    cost = problem.cost[node].item()
     return cost if isinstance(cost, int) else Fraction(cost)
 
 

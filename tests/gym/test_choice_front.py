@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from tapestry_egg import pareto
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.gym.choice_front import choice_front, with_node_count
-from tapestry_egg.extract.gym.choices.check import evaluate
-from tapestry_egg.extract.gym.choices.choices import ChoiceProblem, Pairs
+from tapestry_egg.extract.gym.check import evaluate
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem, Pairs
+from tapestry_egg.extract.gym.egraph.node_front import node_front
 from tests.gym import and_or
 from tests.gym.test_and_or import cases, hard
 from tests.tiers import tiers
@@ -25,16 +25,15 @@ from tests.tiers import tiers
 
 def check(problem: ChoiceProblem, widest: int) -> None:
     """All non-dominated values, each with an answer that has them."""
-    found = choice_front(problem, seconds=60.0, widest=widest)
+    found = node_front(problem, seconds=60.0, widest=widest)
     assert [p.values for p in found] == and_or.front(problem)
     if not len(found):
         assert found.reason
         return
     assert found.exact
-    both = with_node_count(problem)
     for p in found:
-        again = evaluate(both, p.choice)
-        assert again.feasible and again.values == p.values and p.gap == 0.0
+        again = evaluate(problem, p.answer)
+        assert again.feasible and (again.cost, again.nodes) == p.values and p.gap == 0.0
 
 
 @pytest.mark.slow
@@ -91,8 +90,8 @@ def rich(size: int, seed: int, back: float) -> ChoiceProblem:
 @pytest.mark.parametrize("seed", tiers(range(18), usual=2, fast=6))
 def test_programs_agree_with_elimination(seed: int, back: float) -> None:
     problem = rich(14, seed, back)
-    by_tables = choice_front(problem, seconds=60.0, widest=30)
-    by_programs = choice_front(problem, seconds=60.0, widest=-1)
+    by_tables = node_front(problem, seconds=60.0, widest=30)
+    by_programs = node_front(problem, seconds=60.0, widest=-1)
     assert by_tables.exact and by_programs.exact
     assert [p.values for p in by_programs] == [p.values for p in by_tables]
 
@@ -106,14 +105,14 @@ def example() -> ChoiceProblem:
 
 
 def test_a_front_without_answers_says_why() -> None:
-    front = choice_front(and_or.problem_of([[(1, [1])], [(math.inf, [])]], [0]))
+    front = node_front(and_or.problem_of([[(1, [1])], [(math.inf, [])]], [0]))
     assert front.exact and not front.points and "root 0 cannot be had" in front.reason
     with pytest.raises(ExtractError, match="root 0 cannot be had"):
         front.knee()
 
 
 def test_knee_and_hypervolume() -> None:
-    front = choice_front(example())
+    front = node_front(example())
     assert [p.values for p in front] == [(3, 3), (5, 2), (9, 1)]
     assert front.knee().values == (5, 2)
     # Below (10, 4): 7*1 + 5*1 + 1*1.
@@ -121,7 +120,10 @@ def test_knee_and_hypervolume() -> None:
 
 
 def test_a_front_as_data_says_values_bounds_and_choices() -> None:
-    document = json.loads(json.dumps(choice_front(example()).document()))
+    def chosen(answer: Choice) -> dict[str, object]:
+        return {"choices": answer.names(example())}
+
+    document = json.loads(json.dumps(node_front(example()).document(chosen)))
     assert document["exact"] and document["epsilon"] == 0.0
     assert document["points"][1] == {
         "values": [5, 2],
@@ -132,9 +134,9 @@ def test_a_front_as_data_says_values_bounds_and_choices() -> None:
 
 @pytest.mark.slow
 def test_a_front_cut_short_certifies_its_distance() -> None:
-    exact = choice_front(hard(7), seconds=60.0)
+    exact = node_front(hard(7), seconds=60.0)
     assert exact.exact and exact.method == "milp" and len(exact) > 1
-    short = choice_front(hard(7), seconds=0.3)
+    short = node_front(hard(7), seconds=0.3)
     for point in exact:
         cost, count = (float(v) for v in point.values)
         # Some point here is as good, when the exact one's values grow by epsilon.
@@ -151,11 +153,9 @@ def test_a_front_cut_short_certifies_its_distance() -> None:
 def test_fronts_are_for_problems_without_pairs() -> None:
     problem = example()
     table = np.zeros(3, dtype=np.int64)
-    pairs = Pairs(
-        np.array([0]), np.array([1]), np.array([0, 3]), (table,), np.ones(3, dtype=np.bool_)
-    )
+    pairs = Pairs(np.array([0]), np.array([1]), np.array([0, 3]), table, np.ones(3, dtype=np.bool_))
     with pytest.raises(ExtractError, match="without pairs"):
-        choice_front(replace(problem, pairs=pairs))
+        node_front(replace(problem, pairs=pairs))
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 6)] * 3), max_size=8))

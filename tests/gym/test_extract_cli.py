@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,8 @@ import pytest
 
 from tapestry_egg.extract.__main__ import main
 from tapestry_egg.extract.gym import formats
-from tapestry_egg.extract.gym.choices.check import evaluate
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Pairs, Usage
+from tapestry_egg.extract.gym.check import evaluate
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem, Pairs, Usage
 from tests.gym import and_or
 from tests.gym.test_and_or import hard
 
@@ -120,7 +121,7 @@ def test_the_checker_names_what_is_wrong() -> None:
     assert checked(problem, 1, -1) == ()
     assert "class 0 is needed and has no node" in checked(problem, -1, -1)
     assert "class 1 is needed and has no node" in checked(problem, 0, -1)
-    assert "node 0.0 does not yield class 1" in checked(problem, 0, 0)[0]
+    assert "node 0.0 is not of class 1" in checked(problem, 0, 0)[0]
     assert "node 1.1 is forbidden" in checked(problem, 0, 3)
     assert "on or above a cycle" in checked(problem, 0, 2)[0]
     assert "class 1 has a node and is not needed" in checked(problem, 1, 2)
@@ -132,16 +133,15 @@ def pairwise(limit: int) -> ChoiceProblem:
     base = and_or.problem_of([[(1, []), (2, [])], [(10**18, []), (4, [])]], [0, 1])
     table = np.array([5, 6, 7, 0])
     legal = np.array([True, True, True, False])
-    pairs = Pairs(np.array([0]), np.array([1]), np.array([0, 4]), (table,), legal)
+    pairs = Pairs(np.array([0]), np.array([1]), np.array([0, 4]), table, legal)
     lower, upper = np.array([0, 0, 2, 1]), np.array([2, 1, 4, 3])
-    usage = Usage(lower, upper, np.array([3, 8, 5, 4]), np.array([limit]))
-    fields = {"pairs": pairs, "usage": usage, "all_active": True}
-    return ChoiceProblem(**{**vars(base), **fields}).verify()
+    usage = Usage(lower, upper, np.array([3, 8, 5, 4]), limit)
+    return replace(base, pairs=pairs, usage=usage).verify()
 
 
 def test_pairs_are_paid_when_both_ends_are_active() -> None:
-    assert evaluate(pairwise(100), Choice(np.array([0, 2]))).values == (10**18 + 6,)
-    assert evaluate(pairwise(100), Choice(np.array([0, 3]))).values == (11,)
+    assert evaluate(pairwise(100), Choice(np.array([0, 2]))).cost == 10**18 + 6
+    assert evaluate(pairwise(100), Choice(np.array([0, 3]))).cost == 11
     assert "forbidden together" in checked(pairwise(100), 1, 3)[0]
 
 

@@ -16,12 +16,11 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.__main__ import main
+from tapestry_egg.extract.answers import Answer, Asked, best_of
 from tapestry_egg.extract.gym import formats
-from tapestry_egg.extract.gym.answers import Answer, Asked, best_of
-from tapestry_egg.extract.gym.choice_front import choice_front
-from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
-from tapestry_egg.extract.gym.choices.standing import Standing
-from tapestry_egg.extract.gym.methods import extract
+from tapestry_egg.extract.gym.choices import ChoiceProblem
+from tapestry_egg.extract.gym.egraph.node_front import node_front
+from tapestry_egg.extract.gym.extraction import Extraction, extract
 from tests.gym import and_or
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -162,14 +161,14 @@ def test_the_search_ends_at_a_gap_and_where_nothing_is_gained() -> None:
 
 
 def test_nothing_is_enough_before_there_is_an_answer() -> None:
-    standing = Standing(small())
+    standing = Extraction(small())
     standing.gained = time.perf_counter() - 10.0
     assert not standing.enough(1e9, 1.0)
     standing.raise_bound(1)
     found = extract(small(), 10.0)
     assert found.choice is not None
-    standing.offer(found.choice, "test")
-    assert standing.values == (3,) and not standing.enough(0.6, 1.0)
+    standing.offer(found.choice)
+    assert standing.value == 3 and not standing.enough(0.6, 1.0)
     assert standing.enough(0.7, 1.0) == "the gap is small enough"
     standing.gained = time.perf_counter() - 10.0
     assert standing.enough(0.0, 1.0) == "nothing was gained"
@@ -184,7 +183,7 @@ def test_a_front_tells_of_itself_and_keeps_what_an_interruption_leaves() -> None
         if len(said) == 2:
             raise KeyboardInterrupt
 
-    front = choice_front(cover(), 6.0, widest=0, told=stop)
+    front = node_front(cover(), 6.0, widest=0, told=stop)
     assert len(front) >= 1 and front.epsilon > 0 and "interrupted" in front.notes[0]
     for word in ("front ", "best ", "bound ", "gap "):
         assert word in said[0]

@@ -5,148 +5,117 @@ from __future__ import annotations
 import math
 import time
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tapestry_egg import pareto
-from tapestry_egg.extract.gym.choice_front import with_node_count
-from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
-from tapestry_egg.extract.gym.dag.egraph.form import AndOr, working_form
-from tapestry_egg.extract.gym.dag.egraph.greedy import Improvement
-from tapestry_egg.extract.gym.dag.egraph.reductions import (
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem
+from tapestry_egg.extract.gym.egraph.elimination import eliminate
+from tapestry_egg.extract.gym.egraph.form import AndOr, working_form
+from tapestry_egg.extract.gym.egraph.node_front import weighted
+from tapestry_egg.extract.gym.egraph.reductions import (
     feasible,
     keep_derivable,
     keep_reachable,
     reduce,
 )
-from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
-from tapestry_egg.extract.gym.dag.front_bounds import FrontBounds, Point
-from tapestry_egg.extract.gym.dag.lazy_milp import Record
-from tapestry_egg.extract.gym.dag.weighted_sum import Relaxation, weighted
+from tapestry_egg.extract.gym.fronts import Sweep
 from tests.gym import and_or
 from tests.gym.test_and_or import cases
 
 MOST = 9
-POINTS = st.lists(st.tuples(st.integers(-4, 20), st.integers(0, MOST)), min_size=1, max_size=12)
+NOTHING = Choice(np.zeros(0, dtype=np.int64))
+Answer = tuple[int, int]  # cost, count
+ANSWERS = st.lists(st.tuples(st.integers(-4, 20), st.integers(1, MOST)), min_size=1, max_size=12)
 
 
-def least(answers: list[Point], limit: int) -> float:
+def least(answers: list[Answer], limit: int) -> float:
     """The least cost of the answers with a count of at most `limit`."""
     return min((cost for cost, count in answers if count <= limit), default=math.inf)
 
 
+def sweep_of(answers: list[Answer]) -> Sweep:
+    """A sweep that has found some answers and proved nothing."""
+    found = {(count, cost): NOTHING for cost, count in answers}
+    problem = and_or.problem_of([[(1, [])]], [0])
+    return Sweep(problem, lambda e: e.nodes, MOST, 1e9, 0.0, found=dict(found))
+
+
 @st.composite
-def known(draw: st.DrawFn) -> tuple[list[Point], FrontBounds]:
-    """All answers, and bounds that know some of them, some lines and some limits."""
-    answers = draw(POINTS)
-    bounds = FrontBounds(MOST)
-    for point in draw(st.lists(st.sampled_from(answers), max_size=8)):
-        bounds.offer(point)
-    for a, b, slack in draw(st.lists(st.tuples(*[st.integers(0, 5)] * 3), max_size=3)):
-        if a or b:
-            bounds.line(a, b, min(a * cost + b * count for cost, count in answers) - slack)
+def known(draw: st.DrawFn) -> tuple[list[Answer], Sweep]:
+    """All answers, and a sweep that knows some of them, some lines and some limits."""
+    answers = draw(ANSWERS)
+    sweep = sweep_of(draw(st.lists(st.sampled_from(answers), max_size=8)))
+    for price, slack in draw(st.lists(st.tuples(*[st.integers(0, 5)] * 2), max_size=3)):
+        line = min(cost + price * count for cost, count in answers)
+        sweep.prove(line - slack, price)
     for limit, slack in draw(st.lists(st.tuples(st.integers(0, MOST), st.integers(0, 3)))):
-        bounds.limited(limit, least(answers, limit) - slack)
-    return answers, bounds
-
-
-@pytest.mark.slow
-@given(known())
-def test_bounds_are_below_every_answer(case: tuple[list[Point], FrontBounds]) -> None:
-    answers, bounds = case
-    assert all(bounds.lower[k] <= least(answers, k) for k in range(MOST + 1))
-    assert sorted(bounds.lower, reverse=True) == bounds.lower
+        sweep.prove(least(answers, limit) - slack, most=limit)
+    return answers, sweep
 
 
 @given(known())
-def test_what_is_missing_lies_in_a_region(case: tuple[list[Point], FrontBounds]) -> None:
-    answers, bounds = case
-    regions = bounds.regions()
-    for cost, count in answers:
-        if not any(v <= cost and k <= count for v, k in bounds.points):
-            (region,) = [r for r in regions if r.first <= count <= r.last]
-            assert region.left is None or (cost < region.left[0] and count >= region.left[1])
-            assert region.right is None or count < region.right[1]
-
-
-@given(known())
-def test_known_answers_grown_by_epsilon_dominate_all(
-    case: tuple[list[Point], FrontBounds],
+def test_known_answers_grown_by_the_widest_gap_dominate_all(
+    case: tuple[list[Answer], Sweep],
 ) -> None:
-    answers, bounds = case
-    epsilon = bounds.epsilon()
+    answers, sweep = case
+    gaps = sweep.gaps()
+    epsilon = gaps[0].epsilon if gaps else 0.0
     for cost, count in answers:
         assert math.isinf(epsilon) or any(
-            v <= cost + epsilon * abs(cost) + 1e-9 and k <= count + epsilon * max(count, 1) + 1e-9
-            for v, k in bounds.points
+            v <= cost + epsilon * abs(cost) + 1e-9 and k <= count * (1 + epsilon) + 1e-9
+            for k, v in sweep.points()
         )
 
 
 @given(known())
-def test_epsilon_is_the_least_that_the_bounds_allow(
-    case: tuple[list[Point], FrontBounds],
+def test_what_is_missing_lies_in_a_gap(case: tuple[list[Answer], Sweep]) -> None:
+    answers, sweep = case
+    for cost, count in answers:
+        if not any(v <= cost and k <= count for k, v in sweep.points()):
+            assert any(g.low[0] <= count < g.high[0] and cost < g.low[1] for g in sweep.gaps())
+
+
+@given(known())
+def test_points_have_bounds_below_every_answer_of_no_more(
+    case: tuple[list[Answer], Sweep],
 ) -> None:
-    _, bounds = case
-
-    def share(point: Point, k: int) -> float:
-        bound = bounds.lower[k]
-        if bound <= 0 < point[0]:
-            return math.inf
-        return max(0.0, (point[1] - k) / max(k, 1), pareto.excess(point[0], bound))
-
-    limits = [k for k in range(MOST + 1) if bounds.lower[k] < math.inf]
-    expected = max(
-        (min((share(p, k) for p in bounds.points), default=math.inf) for k in limits), default=0.0
-    )
-    if not bounds.points:
-        expected = math.inf
-    assert bounds.epsilon() == expected
+    answers, sweep = case
+    front = sweep.front(lambda: None, "nodes", "none")
+    expected = [(v, k) for k, v in sweep.points()]
+    assert [p.values for p in front] == sorted(expected)
+    assert len(expected) == len(pareto.non_dominated(expected))
+    for p in front:
+        assert p.bound <= least(answers, int(p.values[1]))
 
 
-@given(POINTS)
-def test_offered_points_stay_where_none_is_as_good(answers: list[Point]) -> None:
-    bounds = FrontBounds(MOST)
-    for point in answers:
-        seen = bounds.dominated(point)
-        assert bounds.offer(point) is not seen
-    kept = [answers[i] for i in pareto.non_dominated(answers)]
-    assert sorted(bounds.points) == kept
-    assert [count for _, count in bounds.points] == sorted({count for _, count in kept})
+def test_the_gap_that_is_searched_next_is_the_widest_and_tries_in_vain_count() -> None:
+    sweep = sweep_of([(20, 2), (4, 5), (3, 9)])
+    sweep.prove(math.inf, most=1)
+    sweep.prove(2)
+    assert sorted((g.low[0], g.high[0]) for g in sweep.gaps()) == [(2, 5), (5, 9), (9, 10)]
+    visited = []
 
+    def visit(gap: object, share: float) -> None:
+        limit = gap.limit  # type: ignore[attr-defined]
+        visited.append((limit, round(share, 9)))
+        sweep.tries[limit] = sweep.tries.get(limit, 0) + 1
+        if len(visited) == 6:
+            sweep.prove(20, most=4)
+            sweep.prove(4, most=8)
+            sweep.prove(3)
 
-@given(POINTS)
-def test_a_closed_front_is_open_nowhere(answers: list[Point]) -> None:
-    bounds = FrontBounds(MOST)
-    bounds.close(answers)
-    assert bounds.lower == [least(answers, k) for k in range(MOST + 1)]
-    for point in answers:
-        bounds.offer(point)
-    assert bounds.regions() == [] and bounds.epsilon() == 0.0
-
-
-def test_bounds_round_up_to_what_costs_can_be() -> None:
-    bounds = FrontBounds(4, step=10, offset=3)
-    bounds.limited(2, 14)
-    assert bounds.lower == [23, 23, 23, -math.inf, -math.inf]
-    bounds.line(2, 10, 60)  # at 0 and 1: 30 and 25
-    assert bounds.lower == [33, 33, 23, 23, 13]
-    whole = FrontBounds(2)
-    whole.line(2, 1, 4)  # 2, 1.5 and 1
-    assert whole.lower == [2, 2, 1]
-
-
-def test_where_ends_are_missing_one_objective_counts() -> None:
-    bounds = FrontBounds(6)
-    assert [r.weights for r in bounds.regions()] == [(0, 1)]
-    bounds.offer((9, 2))
-    bounds.offer((3, 5))
-    assert [r.weights for r in bounds.regions()] == [(0, 1), (1, 2), (1, 0)]
+    sweep.close(visit, 0.1)
+    assert visited[0] == (4, 0.1) and len({limit for limit, _ in visited}) > 2
+    assert max(share for _, share in visited) > 0.1
+    assert not sweep.gaps()
 
 
 def whole_form(problem: ChoiceProblem) -> AndOr | None:
     """The form of cost and number of nodes; None where a root cannot be had."""
-    form = working_form(with_node_count(problem))
+    form = working_form(problem, counted=True)
     keep_derivable(form)
     if not feasible(form):
         return None
@@ -158,26 +127,16 @@ def whole_form(problem: ChoiceProblem) -> AndOr | None:
 @pytest.mark.parametrize("weights", [(1, 0), (0, 1), (3, 2), (1, 50)])
 @cases(60)
 @given(and_or.problems("signed"))
-def test_relaxations_of_weighted_sums_are_bounds(
+def test_weighted_sums_are_those_of_the_front(
     weights: tuple[int, int], problem: ChoiceProblem
 ) -> None:
-    """One relaxation, under several weights; what it says is too dear is in no better answer."""
     form = whole_form(problem)
     if form is None or not form.home:
         return
     a, b = weights
     best = min(a * cost + b * count for cost, count in and_or.front(problem))
-    end = time.perf_counter() + 60.0
-    relaxation = Relaxation(form, end)
-    for turn in (weights, (b, a), weights):
-        sums = weighted(form, turn)
-        found = relaxation.solve(Improvement(sums, 0), Record(lambda v, p: None), end, 0)
-    assert found.bound <= best
-    for value in (best + 1, best + 5):
-        rest = weighted(form, weights)
-        rest.remove(relaxation.dear(found, value))
-        left = eliminate(rest, end, widest=30)
-        assert left is not None and left.points[0][0] == (best,)
+    found = eliminate(weighted(form, a, b), time.perf_counter() + 60.0, widest=30)
+    assert found is not None and found.points[0][0] == (best,)
 
 
 @cases(200)

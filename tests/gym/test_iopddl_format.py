@@ -13,8 +13,8 @@ from hypothesis import given
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym import formats
-from tapestry_egg.extract.gym.choices.check import evaluate
-from tapestry_egg.extract.gym.choices.choices import Choice
+from tapestry_egg.extract.gym.check import evaluate
+from tapestry_egg.extract.gym.choices import Choice
 from tapestry_egg.extract.gym.formats import iopddl
 from tests.gym import networks
 
@@ -38,7 +38,7 @@ def test_a_table_is_row_major_in_the_order_of_its_nodes() -> None:
     document = small()
     problem = iopddl.read(document, "small")
     # 1 + 2 + 4, then row 1 column 0 of the first table, and row 1 column 0 of the second
-    assert evaluate(problem, chosen(problem, (1, 0, 1))).values == (1 + 2 + 4 + 3 + 1,)
+    assert evaluate(problem, chosen(problem, (1, 0, 1))).cost == 1 + 2 + 4 + 3 + 1
     assert networks.cost(document, (1, 0, 1)) == 11
 
 
@@ -62,7 +62,7 @@ def test_reading_counts_as_the_contest_does(document: dict[str, Any]) -> None:
         over = networks.peak(document, x) > document["problem"]["usage_limit"]
         assert found.feasible == (not over and not networks.forbidden(document, x))
         if found.feasible:
-            assert found.values == (networks.cost(document, x),)
+            assert found.cost == networks.cost(document, x)
         assert iopddl.answer(problem, chosen(problem, x)) == list(x)
 
 
@@ -73,13 +73,13 @@ def test_what_is_written_reads_back(document: dict[str, Any]) -> None:
     again = iopddl.read(json.loads(json.dumps(iopddl.write(problem))), "")
     for name in ("node_start", "allowed"):
         assert (getattr(problem, name) == getattr(again, name)).all()
-    assert (problem.costs[0] == again.costs[0]).all()
-    assert (problem.pairs.costs[0] == again.pairs.costs[0]).all()
+    assert (problem.cost == again.cost).all()
+    assert (problem.pairs.cost == again.pairs.cost).all()
     assert (problem.pairs.legal == again.pairs.legal).all()
     assert (problem.usage.amount == again.usage.amount).all()
     assert (problem.usage.lower == again.usage.lower).all()
     assert (problem.usage.upper == again.usage.upper).all()
-    assert problem.usage.limits.tolist() == again.usage.limits.tolist()
+    assert problem.usage.limit == again.usage.limit
 
 
 def test_compressed_files_are_read(tmp_path: Path) -> None:
@@ -121,6 +121,5 @@ def test_a_problem_beyond_the_format_is_not_written() -> None:
     problem = iopddl.read(small(), "")
     from dataclasses import replace
 
-    several = replace(problem, objectives=("a", "b"), costs=problem.costs * 2)
-    with pytest.raises(ExtractError, match="several objectives"):
-        iopddl.write(several)
+    with pytest.raises(ExtractError, match="no integer"):
+        iopddl.write(replace(problem, cost=problem.cost / 2))

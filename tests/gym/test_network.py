@@ -17,12 +17,10 @@ from hypothesis import example, given, settings
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym import formats
-from tapestry_egg.extract.gym.check_problem import row_costs
-from tapestry_egg.extract.gym.choices.check import evaluate
-from tapestry_egg.extract.gym.choices.choices import ChoiceProblem
-from tapestry_egg.extract.gym.choices.standing import Standing
+from tapestry_egg.extract.gym.check import evaluate, row_costs
+from tapestry_egg.extract.gym.choices import ChoiceProblem
+from tapestry_egg.extract.gym.extraction import Extraction, extract
 from tapestry_egg.extract.gym.formats import iopddl
-from tapestry_egg.extract.gym.methods import extract
 from tapestry_egg.extract.gym.network import Unanswerable, reduced
 from tapestry_egg.extract.gym.solver import Solving
 from tapestry_egg.parallel.deadline import TimeUp
@@ -89,7 +87,7 @@ def check_solved(document: dict[str, Any]) -> None:
     assert found.choice is not None
     recount = evaluate(problem, found.choice)
     assert recount.feasible
-    assert recount.values == found.values == (least,)
+    assert recount.cost == found.value == least
     assert found.bound == least
 
 
@@ -116,7 +114,7 @@ def test_of_amounts_near_the_largest_integers_answers_are_legal(document: dict[s
     if least is None:
         assert found.choice is None
     elif found.choice is not None:
-        assert evaluate(problem, found.choice).feasible and found.values[0] >= least
+        assert evaluate(problem, found.choice).feasible and found.value >= least
         assert found.bound <= least
 
 
@@ -127,7 +125,7 @@ def test_the_table_of_methods_takes_networks(tmp_path: Path) -> None:
     problem, _ = formats.read(tmp_path / "ring.json")
     found = extract(problem, 30.0)
     assert found.method == "network" and found.proven
-    assert found.values == (networks.least(document),)
+    assert found.value == networks.least(document)
     assert any(note.startswith("variables 8 -> ") for note in found.notes)
 
 
@@ -142,7 +140,7 @@ def test_limits_that_nothing_keeps_are_an_answer() -> None:
 def test_one_node_alone_or_with_itself(edges: list[Any]) -> None:
     document = networks.document([[0, 1]], [[4, 3]], [[1, 2]], edges, 2)
     found = extract(iopddl.read(document, ""), 2.0)
-    assert found.values == ((4,) if edges else (3,))
+    assert found.value == (4 if edges else 3)
     assert found.proven
 
 
@@ -193,8 +191,8 @@ def test_an_interrupted_command_prints_the_best_so_far(tmp_path: Path, number: i
 
 
 def test_an_answer_is_kept_when_the_deadline_comes_in_the_middle() -> None:
-    def stop(standing: Standing) -> None:
-        if standing.values:
+    def stop(found: Extraction) -> None:
+        if found.feasible:
             raise TimeUp
 
     found = extract(iopddl.read(ring(40, 6, 4, 27), ""), 60.0, told=stop)

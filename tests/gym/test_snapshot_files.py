@@ -17,7 +17,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.__main__ import main
 from tapestry_egg.extract.engine.archive import Archive, Candidate, Cut
 from tapestry_egg.extract.gym import problem_front as module
-from tapestry_egg.extract.gym.check_problem import row_costs
+from tapestry_egg.extract.gym.check import row_costs
 from tapestry_egg.extract.gym.problem_front import problem_front
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
@@ -60,7 +60,7 @@ def test_the_example_of_two_units() -> None:
     assert every_cost(problem) == {(4.0, 10.0, 2.0), (4.0, 18.0, 2.0), (2.0, 18.0, 2.0)}
     front = problem_front(problem, "two", 60.0)
     assert [p.values for p in front] == [(2.0, 18.0, 2.0), (4.0, 10.0, 2.0)]
-    assert [p.rows.tolist() for p in front] == [[1, 1], [0, 0]]
+    assert [p.answer.tolist() for p in front] == [[1, 1], [0, 0]]
     assert front.exact and front.knee() in front.points
 
 

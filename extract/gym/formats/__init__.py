@@ -17,7 +17,7 @@ from typing import Any
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem
 from tapestry_egg.packed import read_unpacked, unpacked
 
 #: Name of a format -> its module in this package, asked in this order.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, column, rows
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem, column, rows
 
 
 def recognises(document: Any) -> bool:
@@ -27,7 +27,7 @@ def recognises(document: Any) -> bool:
 
 
 def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
-    """The choice problem of an e-graph: one objective, `cost`.
+    """The choice problem of an e-graph.
 
     Classes and the nodes of a class stand in the order of the file. Roots that name no class are
     left out, with a remark, unless all do. Raises ExtractError for a
@@ -67,11 +67,10 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
     sizes = [len(m) for m in members.values()]
     return ChoiceProblem(
         name=name,
-        objectives=("cost",),
         classes=tuple(members),
         nodes=tuple(order),
         node_start=np.concatenate(([0], np.cumsum(sizes))).astype(np.int64),
-        costs=(costs,),
+        cost=costs,
         allowed=allowed,
         child_start=child_start,
         children=flat,
@@ -84,14 +83,10 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
 def write(problem: ChoiceProblem) -> dict[str, Any]:
     """The document of a problem; nodes that are forbidden or cannot be completed are left out.
 
-    Only the first objective is written. Raises ExtractError for a problem with pairs, limits,
-    nodes of several classes or without activation, which the format cannot say.
+    Raises ExtractError for a problem with pairs or limits, which the format cannot say.
     """
-    if len(problem.pairs) or problem.usage or problem.provides.size or problem.all_active:
-        raise ExtractError(
-            "egraph-serialize has no pairs, limits, nodes of several classes or idle children",
-            where=f"choice problem {problem.name}",
-        )
+    if not problem.sums:
+        raise ExtractError("egraph-serialize has no pairs and limits", where=problem.name)
     present = problem.allowed.copy()
     node_class = problem.node_class()
     while True:
@@ -109,7 +104,7 @@ def write(problem: ChoiceProblem) -> dict[str, Any]:
             "op": problem.labels[n] if problem.labels else problem.nodes[n],
             "children": [problem.nodes[first[c]] for c in problem.children_of(n).tolist()],
             "eclass": problem.classes[node_class[n]],
-            "cost": problem.costs[0][n].item(),
+            "cost": problem.cost[n].item(),
         }
         for n in np.flatnonzero(present).tolist()
     }

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.extract.gym.choices.choices import (
+from tapestry_egg.extract.gym.choices import (
     Choice,
     ChoiceProblem,
     Flags,
@@ -115,37 +115,36 @@ def read(document: Mapping[str, Any], name: str) -> ChoiceProblem:
     rows = int(start[-1])
     return ChoiceProblem(
         name=str(problem.get("name") or name),
-        objectives=("cost",),
         classes=tuple(map(str, range(count))),
         nodes=tuple([f"{i}:{k}" for i, n in enumerate(sizes.tolist()) for k in range(n)]),
         node_start=start,
-        costs=(np.where(allowed, costs, 0),),
+        cost=np.where(allowed, costs, 0),
         allowed=allowed,
         child_start=np.zeros(rows + 1, dtype=np.int64),
         children=np.zeros(0, dtype=np.int64),
         roots=np.arange(count),
-        pairs=Pairs(first, second, cell, (np.where(legal, table, 0),), legal),
-        usage=Usage(np.repeat(spans[:, 0], sizes), np.repeat(spans[:, 1], sizes), amount, limit),
-        all_active=True,
-        acyclic=False,
+        pairs=Pairs(first, second, cell, np.where(legal, table, 0), legal),
+        usage=Usage(
+            np.repeat(spans[:, 0], sizes), np.repeat(spans[:, 1], sizes), amount, int(limit[0])
+        ),
     )
 
 
 def write(problem: ChoiceProblem) -> dict[str, Any]:
     """The JSON document of a problem.
 
-    Raises ExtractError for a problem that the format cannot say: choices that need others, several
-    objectives or limits, fractions, nodes of a class at different times.
+    Raises ExtractError for a problem that the format cannot say: choices that need others,
+    fractions, nodes of a class at different times.
     """
     _expressible(problem)
     start = problem.node_start.tolist()
-    cost = _with_infinity(problem.costs[0], problem.allowed)
-    usage = problem.usage
-    amount = usage.amount.tolist() if usage else [0] * len(cost)
-    lower = usage.lower.tolist() if usage else [0] * len(cost)
-    upper = usage.upper.tolist() if usage else [0] * len(cost)
+    cost = _with_infinity(problem.cost, problem.allowed)
+    usage, nothing = problem.usage, np.zeros(len(cost), dtype=np.int64)
+    if usage.limit is None:
+        usage = Usage(nothing, nothing, nothing, 0)
+    lower, upper, amount = usage.lower.tolist(), usage.upper.tolist(), usage.amount.tolist()
     pairs = problem.pairs
-    table = _with_infinity(pairs.costs[0], pairs.legal) if len(pairs) else []
+    table = _with_infinity(pairs.cost, pairs.legal) if len(pairs) else []
     cell = pairs.start.tolist()
     spans = list(pairwise(start))
     return {
@@ -162,7 +161,7 @@ def write(problem: ChoiceProblem) -> dict[str, Any]:
                 ],
                 "costs": [table[a:b] for a, b in pairwise(cell)][: len(pairs)],
             },
-            "usage_limit": int(usage.limits[0]) if usage else 0,
+            "usage_limit": usage.limit,
         }
     }
 
@@ -173,20 +172,16 @@ def answer(problem: ChoiceProblem, choice: Choice) -> list[int]:
 
 
 def _expressible(problem: ChoiceProblem) -> None:
-    first = problem.node_start[:-1]
-    usage, per_class = problem.usage, np.diff(problem.node_start)
+    first, per_class = problem.node_start[:-1], np.diff(problem.node_start)
+    empty, usage = bool((per_class == 0).any()), problem.usage
     reasons = {
-        "choices need others": bool(problem.children.size) or not problem.all_active,
-        "there are several objectives": len(problem.costs) != 1,
-        "a cost is no integer": any(
-            c.dtype.kind != "i" for c in (*problem.costs, *problem.pairs.costs)
-        ),
-        "there are several limits": bool(usage) and len(usage.limits) != 1,
-        "a class has no node": bool((per_class == 0).any()),
+        "choices need others": not problem.network,
+        "a cost is no integer": not problem.integral,
+        "a class has no node": empty,
     }
-    if usage and not reasons["a class has no node"]:
-        same = (usage.lower == np.repeat(usage.lower[first], per_class)).all()
-        same &= (usage.upper == np.repeat(usage.upper[first], per_class)).all()
+    if usage.limit is not None and not empty:
+        spans = np.stack((usage.lower, usage.upper))
+        same = (spans == np.repeat(spans[:, first], per_class, axis=1)).all()
         reasons["nodes of a class are there at different times"] = not same
     for reason, holds in reasons.items():
         if holds:

@@ -2,14 +2,12 @@
 
 Structural reductions keep every legal answer; dominance keeps, for each answer, one that is no
 worse in any objective, so both are valid for fronts. Only `too_dear` looks at a known value, and it
-is used for one objective alone. Each step is logged with the numbers of nodes and classes before
-and after.
+is used for one objective alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
@@ -33,31 +31,27 @@ def reduce(form: AndOr, deadline: float, most: int | None = None, limit: int | N
     go too, and False then says that there is none. So do those that `limit`, the most that the
     second objective may be, rules out.
     """
-    steps: list[tuple[str, Callable[[], None]]] = [
-        ("derivable", lambda: keep_derivable(form)),
-        ("dominated", lambda: drop_dominated(form, None)),
-        ("reachable", lambda: keep_reachable(form)),
-    ]
     while time.perf_counter() < deadline:
         before = _size(form)
-        for name, step in steps:
-            _logged(form, name, step)
-            if not feasible(form):
-                return False
+        keep_derivable(form)
+        drop_dominated(form, None)
+        keep_reachable(form)
+        if not feasible(form):
+            return False
         known = closure(form, deadline)
         if known is None:
             break
-        _logged(form, "cyclic", lambda k=known: drop_cyclic(form, k))  # type: ignore[misc]
-        _logged(form, "dominated", lambda k=known: drop_dominated(form, k))  # type: ignore[misc]
+        drop_cyclic(form, known)
+        drop_dominated(form, known)
         if most is not None:
-            _logged(form, "too dear", lambda k=known: too_dear(form, k, most))  # type: ignore[misc]
+            too_dear(form, known, most)
         if limit is not None:
-            _logged(form, "too many", lambda k=known: too_dear(form, k, limit + 1, 1))  # type: ignore[misc]
+            too_dear(form, known, limit + 1, 1)
         require(form, known)
-        _logged(form, "required", lambda: fix_required(form))
+        fix_required(form)
         if not feasible(form):
             return False
-        _logged(form, "merged", lambda: merge_series(form))
+        merge_series(form)
         if not _worthwhile(before, _size(form)):
             break
     keep_derivable(form)
@@ -84,33 +78,11 @@ def _worthwhile(before: tuple[int, ...], after: tuple[int, ...]) -> bool:
     return any(b - a > b // share for b, a in zip(before[:3], after[:3], strict=True))
 
 
-def _logged(form: AndOr, name: str, step: Callable[[], None]) -> None:
-    nodes, classes = len(form.home), len(form.members)
-    step()
-    if (len(form.home), len(form.members)) != (nodes, classes):
-        form.log.append((name, nodes, len(form.home), classes, len(form.members)))
-
-
 def keep_derivable(form: AndOr) -> None:
-    """Drop nodes that need what cannot be derived, and, where cycles are barred, themselves."""
-    if form.acyclic:
-        form.remove([n for n, needs in form.needs.items() if form.home[n] in needs])
-        _, complete = derivable(form)
-        form.remove([n for n in form.needs if n not in complete])
-    else:
-        while True:
-            empty = {c for c, m in form.members.items() if not m}
-            lacking = [
-                n
-                for n, needs in form.needs.items()
-                if not empty.isdisjoint(needs) or any(d not in form.members for d in needs)
-            ]
-            if not lacking:
-                break
-            form.remove(lacking)
-        for n, needs in form.needs.items():
-            if form.home[n] in needs:
-                form.needs[n] = needs - {form.home[n]}
+    """Drop nodes that need what cannot be derived, or themselves."""
+    form.remove([n for n, needs in form.needs.items() if form.home[n] in needs])
+    _, complete = derivable(form)
+    form.remove([n for n in form.needs if n not in complete])
     for c in [c for c, m in form.members.items() if not m and c not in form.roots]:
         del form.members[c]
 
@@ -137,8 +109,6 @@ def drop_cyclic(form: AndOr, known: Closure) -> None:
     Either each derivation of a child contains the node's own class, or the child is above the
     class in every use.
     """
-    if not form.acyclic:
-        return
     gone = []
     for n, needs in form.needs.items():
         c = form.home[n]
@@ -304,7 +274,7 @@ def fix_required(form: AndOr) -> None:
     node on a cycle is bypassed: what needs it needs what it needs.
     """
     while True:
-        cyclic = cyclic_components(form) if form.acyclic else {}
+        cyclic = cyclic_components(form)
         for n, needs in form.needs.items():
             own = cyclic.get(form.home[n], -1)
             if not form.roots.isdisjoint(needs):
@@ -344,7 +314,7 @@ def _bypass(form: AndOr, c: int, n: int) -> bool:
     for p, needs in form.needs.items():
         if c in needs:
             form.needs[p] = (needs - {c}) | through
-            if form.acyclic and form.home[p] in through:
+            if form.home[p] in through:
                 loops.append(p)
     form.remove(loops)
     return n in form.home
@@ -372,7 +342,7 @@ def merge_series(form: AndOr) -> None:
                 continue
             home = form.home[u]
             for m in members:
-                if form.acyclic and home in form.needs[m]:
+                if home in form.needs[m]:
                     continue
                 needs = (rest | form.needs[m]) - {home}
                 costs = [column[u] + column[m] for column in form.costs]
@@ -390,7 +360,7 @@ def merge_series(form: AndOr) -> None:
             through = form.needs[m]
             gone = []
             for u in users:
-                if form.acyclic and form.home[u] in through:
+                if form.home[u] in through:
                     gone.append(u)
                     continue
                 form.needs[u] = ((form.needs[u] - {c}) | through) - {form.home[u]}

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
+from .closure import components
 from .form import AndOr
 
 Chosen = dict[int, int]  # class -> node
@@ -96,45 +97,8 @@ def greedy_dag(form: AndOr, deadline: float) -> Chosen | None:
 
 def acyclic(form: AndOr, chosen: Chosen) -> bool:
     """Whether a choice, as far as the roots need it, has no cycle."""
-    state: dict[int, bool] = {}  # class -> finished
-    for r in form.roots:
-        if r in state:
-            continue
-        stack = [(r, iter(form.needs[chosen[r]]))]
-        state[r] = False
-        while stack:
-            c, rest = stack[-1]
-            for d in rest:
-                if d not in state:
-                    state[d] = False
-                    stack.append((d, iter(form.needs[chosen[d]])))
-                    break
-                if not state[d]:
-                    return False
-            else:
-                state[c] = True
-                stack.pop()
-    return True
-
-
-def depths(form: AndOr, chosen: Chosen, component: Mapping[int, int]) -> dict[int, int]:
-    """Class -> the longest way down from it within its component, in a choice without cycles.
-
-    Only classes with a component are counted.
-    """
-    depth: dict[int, int] = {}
-    for start in chosen:
-        stack = [start] if start in component else []
-        while stack:
-            c = stack[-1]
-            below = [d for d in form.needs[chosen[c]] if component.get(d) == component[c]]
-            waiting = [d for d in below if d not in depth]
-            if waiting:
-                stack.extend(waiting)
-                continue
-            depth[c] = max((depth[d] + 1 for d in below), default=0)
-            stack.pop()
-    return depth
+    edges = {c: form.needs[n] for c, n in form.trimmed(chosen).items()}
+    return len(set(components(edges).values())) == len(edges)
 
 
 def cost_of(form: AndOr, chosen: Chosen) -> int:

@@ -1,31 +1,36 @@
-"""AND-OR choice problems by mixed-integer programs with lazily separated acyclicity.
+"""The search of one form: reductions, elimination, built choices, and a mixed-integer program.
 
-The program is in `and_or_program.py`. Loop formulas (`cuts.py`) tighten its relaxation. Between
-solutions of the relaxation, nodes whose reduced cost exceeds the gap go, what is left is reduced
-again, and parts that came apart are solved by themselves. Then levels bar the cycles that are left,
-and branch and bound decides.
+Parts that share nothing are solved by themselves. The program is in `program.py`; loop formulas
+(`cuts.py`) tighten its relaxation. Between solutions of the relaxation, nodes whose reduced cost
+exceeds the gap go, and what is left is reduced again. Then levels bar the cycles that are left, and
+branch and bound decides. HiGHS may run in a process of its own, which can be ended at any moment.
 """
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from queue import Empty, SimpleQueue
+from typing import Any
 
 import numpy as np
 
-from tapestry_egg.extract.gym.dag.egraph.annealing import Annealing, anneals
-from tapestry_egg.extract.gym.dag.egraph.closure import closure
-from tapestry_egg.extract.gym.dag.egraph.cost_unit import Scaled, Unit
-from tapestry_egg.extract.gym.dag.egraph.form import AndOr
-from tapestry_egg.extract.gym.dag.egraph.greedy import Chosen, Improvement, cost_of
-from tapestry_egg.extract.gym.dag.egraph.reductions import reduce
-from tapestry_egg.extract.gym.dag.egraph.tree_elimination import eliminate
+from tapestry_egg.parallel.executors import Processes
+from tapestry_egg.parallel.serving import tell
 
-from .and_or_program import Model, checked_value
+from .annealing import Annealing, anneals
+from .closure import class_edges, closure, components
+from .cost_unit import Scaled, Unit
+from .elimination import eliminate
+from .form import AndOr
+from .greedy import Chosen, Improvement, cost_of
 from .linear_program import Floats, Solved
+from .program import Model
+from .reductions import reduce
 
 #: (class, node) pairs of the problem that the first form was made of.
 Picks = list[tuple[int, int]]
@@ -65,25 +70,14 @@ class Record:
 
 def split(form: AndOr) -> list[AndOr]:
     """The parts of a form that share no class, each without constant; the form itself if one."""
-    leader = {c: c for c in form.members}
-
-    def find(c: int) -> int:
-        while leader[c] != c:
-            leader[c] = leader[leader[c]]
-            c = leader[c]
-        return c
-
-    for n, needs in form.needs.items():
-        for d in needs:
-            leader[find(d)] = find(form.home[n])
     groups: dict[int, list[int]] = {}
-    for c in form.members:
-        groups.setdefault(find(c), []).append(c)
+    for c, k in components(class_edges(form), strong=False).items():
+        groups.setdefault(k, []).append(c)
     if len(groups) <= 1:
         return [form]
     parts = []
     for classes in groups.values():
-        part = AndOr(len(form.costs), form.acyclic, form.scales)
+        part = AndOr(len(form.costs), form.scale)
         part.next_node = form.next_node
         for c in classes:
             part.members[c] = list(form.members[c])
@@ -121,12 +115,14 @@ def trivial_bound(form: AndOr) -> int:
 @dataclass(frozen=True)
 class Search:
     """Settings of a search: when it ends (`time.perf_counter`), its seed, and how wide forms may be
-    for elimination. `limit` bounds the second objective (scaled, with the constant)."""
+    for elimination. `limit` bounds the second objective (scaled, with the constant). With `apart`,
+    programs are solved in another process."""
 
     deadline: float
     seed: int = 0
     widest: int = 8
     limit: int | None = None
+    apart: bool = False
 
     def left(self) -> float:
         """Seconds until the deadline."""
@@ -149,15 +145,14 @@ class Search:
             parts = split(form) if self.limit is None else [form]
             if len(parts) > 1:
                 return self._parts(form, parts, record, bounded)
-            if form.acyclic:
-                end = min(self.deadline, time.perf_counter() + 1.0)
-                most = record.most if len(form.costs) == 1 else None
-                found = eliminate(form, end, most, 20_000, widest=self.widest)
-                if found is not None:
-                    for vector, nodes in found.points:
-                        if self.limit is None or vector[1] <= self.limit:
-                            record.offer(form, {form.home[n]: n for n in nodes})
-                    return record.value
+            end = min(self.deadline, time.perf_counter() + 1.0)
+            most = record.most if len(form.costs) == 1 else None
+            found = eliminate(form, end, most, 20_000, widest=self.widest)
+            if found is not None:
+                for vector, nodes in found.points:
+                    if self.limit is None or vector[1] <= self.limit:
+                        record.offer(form, {form.home[n]: n for n in nodes})
+                return record.value
             if self.left() <= 0:
                 return bound
             improvement = Improvement(form, self.seed + turn)
@@ -166,10 +161,14 @@ class Search:
                 improvement.run(min(self.deadline, time.perf_counter() + 2.0))
             if self._offer(form, improvement.best, record):
                 continue
-            if len(form.home) > _LARGE_FORM and turn == 0:  # its relaxation takes a while
-                self._anneal(form, record, improvement.best, 0.05, 1.0)
+            if self.apart:
+                return max(bound, self._apart(form, record, bounded))
+            if turn == 0 and form.negative():  # bounds are far off where choosing more may gain
+                self._anneal(form, record, improvement.best, 0.25, 4.0)
+            elif turn == 0 and len(form.home) > _LARGE_FORM:  # its relaxation takes a while
+                self._anneal(form, record, improvement.best, 0.08, 1.0)
             model = Model(form, closure(form, self.deadline), self.limit)
-            least, last = self.relax(model, record, improvement)
+            least, last = self._relax(model, record, improvement)
             bound = max(bound, least)
             bounded(bound)
             if bound >= record.value:
@@ -182,7 +181,7 @@ class Search:
                 continue
             dear = too_dear(model.node_at, model.unit, last, record.value - form.constant[0])
             if len(dear) < max(1, len(form.home) // 10):
-                model.program.fix(np.array([model.node_at[n] for n in dear], dtype=np.int64))
+                model.program.fix([model.node_at[n] for n in dear])
                 break
             form.remove(dear)
         return max(bound, self._branch(model, record, bound, bounded))
@@ -218,7 +217,7 @@ class Search:
             if record.picks is not None:
                 own.offer(parts[i], expressed(parts[i], dict(record.picks)))
             share = max(0.0, self.left()) / (len(parts) - k)
-            inner = Search(time.perf_counter() + share, self.seed, self.widest)
+            inner = replace(self, deadline=time.perf_counter() + share)
             bounds[i] = max(bounds[i], inner.solve(parts[i], own, tell))
             records.append(own)
             tell(bounds[i])
@@ -230,7 +229,7 @@ class Search:
             record.take(int(base + sum(values)), [*form.fixed, *picks])
         return min(base + sum(bounds), record.value)
 
-    def relax(
+    def _relax(
         self, model: Model, record: Record, improvement: Improvement
     ) -> tuple[Scaled, Solved | None]:
         """Rounds of cuts on the relaxation, choices built from its solutions: (bound, last)."""
@@ -249,7 +248,7 @@ class Search:
             last = solved
             least = constant + unit.bound(solved.value)
             if least >= record.value:  # it decides: then it is checked
-                least = constant + unit.bound(checked_value(model, solved))
+                least = constant + unit.bound(model.program.checked(solved))
             bound = max(bound, least)
             if bound >= record.value:
                 return bound, last
@@ -260,9 +259,9 @@ class Search:
             before = solved.value
             if not rows or stalled >= 10 or time.perf_counter() > end:
                 break
-            model.program.add(rows)
+            model.program.rows += rows
         if last is not None:
-            bound = min(bound, constant + unit.bound(checked_value(model, last)))
+            bound = min(bound, constant + unit.bound(model.program.checked(last)))
         return bound, last
 
     def _build(self, model: Model, x: Floats, record: Record, improvement: Improvement) -> None:
@@ -289,6 +288,45 @@ class Search:
         _, found = Annealing(form, chosen, self.seed).run(min(share * self.left(), most))
         return record.offer(form, found)
 
+    def _apart(self, form: AndOr, record: Record, bounded: Callable[[Scaled], None]) -> Scaled:
+        """Go on in a process of its own, which ends with the deadline or with whoever asks."""
+        news: SimpleQueue[str | None] = SimpleQueue()
+        bound: Scaled = -math.inf
+        asked = json.dumps(self._asked(form, record))
+        with Processes(1) as pool:
+            try:
+                future = pool.submit_heard(news.put, solve_plainly, asked)
+                future.add_done_callback(lambda _: news.put(None))
+                while (said := news.get(timeout=max(0.0, self.left()))) is not None:
+                    told = json.loads(said)
+                    if "nodes" in told:
+                        record.take(told["value"], form.picks(told["nodes"]))
+                    else:
+                        bound = max(bound, told["bound"])
+                        bounded(min(bound, record.value))
+            except Empty:
+                pass
+            finally:
+                pool.kill()
+        return min(bound, record.value)
+
+    def _asked(self, form: AndOr, record: Record) -> dict[str, Any]:
+        """A form, what is known of its answers, and these settings as plain data."""
+        chosen = None if record.picks is None else expressed(form, dict(record.picks))
+        return {
+            "scale": form.scale,
+            "constant": form.constant[0],
+            "roots": sorted(form.roots),
+            "nodes": [
+                (n, c, form.cost[n], sorted(form.needs[n]), sorted(form.covers.get(n, ())))
+                for n, c in form.home.items()
+            ],
+            "start": list((chosen or {}).items()),
+            "most": record.value,
+            "seconds": self.left(),
+            "settings": {"seed": self.seed, "widest": self.widest},
+        }
+
     def _branch(
         self, model: Model, record: Record, bound: Scaled, bounded: Callable[[Scaled], None]
     ) -> Scaled:
@@ -299,13 +337,7 @@ class Search:
             left = self.left()
             if left <= 0.05:
                 return bound
-            start = None
-            if record.picks is not None:
-                chosen = expressed(form, dict(record.picks))
-                start = None if chosen is None else model.columns_of(chosen)
-            solved = model.program.integral(
-                model.whole, left, model.unit.gap, start, self.seed + turn
-            )
+            solved = model.program.integral(model.whole, left, model.unit.gap)
             if solved.infeasible:
                 return record.value
             if solved.bound > -math.inf:
@@ -319,8 +351,34 @@ class Search:
             rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)
             if not rows and (solved.optimal or not better):
                 return min(bound, record.value)
-            model.program.add(rows)
+            model.program.rows += rows
         return bound
+
+
+def solve_plainly(asked: str) -> None:
+    """Search a form that comes as JSON, and tell what is found, in JSON: nodes of better choices
+    with their value, and bounds."""
+    arrived, data = time.perf_counter(), json.loads(asked)
+    form = AndOr(1, data["scale"])
+    form.constant, form.roots = [data["constant"]], set(data["roots"])
+    for number, home, cost, needs, covers in data["nodes"]:
+        n = form.add(home, needs, (cost,), ((home, number),))
+        if covers:
+            form.covers[n] = set(covers)
+            form.next_cover = max(form.next_cover, *(k + 1 for k in covers))
+
+    def better(value: int, picks: Picks) -> None:
+        tell(json.dumps({"nodes": [n for _, n in picks], "value": value}))
+
+    record = Record(better, data["most"])
+    if data["start"]:
+        record.picks = [(c, n) for c, n in data["start"]]
+    search = Search(arrived + data["seconds"], **data["settings"])
+
+    def bounded(bound: Scaled) -> None:
+        tell(json.dumps({"bound": bound}))
+
+    bounded(search.solve(form, record, bounded))
 
 
 def too_dear(node_at: Mapping[int, int], unit: Unit, solved: Solved, value: Scaled) -> list[int]:

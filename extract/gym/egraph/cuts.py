@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from tapestry_egg.extract.gym.dag.egraph.closure import components, cyclic_components
-from tapestry_egg.extract.gym.dag.egraph.form import AndOr
-
+from .closure import components, cyclic_components
+from .form import AndOr
 from .linear_program import Floats, Row
 
 _THRESHOLDS = (0.5, 0.3, 0.15, 0.08, 0.04, 0.02, 0.01, 0.003, 0.0005)
@@ -33,7 +32,7 @@ class LoopCuts:
     made: set[tuple[frozenset[int], int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.cyclic = cyclic_components(self.form) if self.form.acyclic else {}
+        self.cyclic = cyclic_components(self.form)
         self.parents = self.form.parents()
         # Only what is in a cyclic component can be unfounded by a cycle.
         self.classes = sorted(self.cyclic)

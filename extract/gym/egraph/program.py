@@ -8,18 +8,14 @@ it; y_c <= y_d for classes that are always active together. Cycles are barred by
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
-from tapestry_egg.extract.gym.dag.egraph.closure import Closure
-from tapestry_egg.extract.gym.dag.egraph.cost_unit import unit_of
-from tapestry_egg.extract.gym.dag.egraph.form import AndOr
-from tapestry_egg.extract.gym.dag.egraph.greedy import Chosen, acyclic, depths
-
+from .closure import Closure
+from .cost_unit import unit_of
 from .cuts import LoopCuts
-from .dual_check import dual_bound
-from .linear_program import Floats, LinearProgram, Row, Solved
+from .form import AndOr
+from .greedy import Chosen, acyclic
+from .linear_program import Floats, LinearProgram, Row
 
 
 class Model:
@@ -33,7 +29,10 @@ class Model:
         self.node_at = {n: i for i, n in enumerate(self.nodes)}
         self.class_at = {c: len(self.nodes) + i for i, c in enumerate(self.classes)}
         columns = len(self.nodes) + len(self.classes)
-        cost = self._cost(columns)
+        cost = np.zeros(columns)
+        cost[: len(self.nodes)] = [float(form.cost[n] / self.unit.step) for n in self.nodes]
+        if self.unit.integral:
+            cost = np.round(cost)
         lower = np.zeros(columns)
         lower[[self.class_at[r] for r in sorted(form.roots)]] = 1.0
         self.whole = np.arange(columns) < len(self.nodes)
@@ -45,17 +44,6 @@ class Model:
             columns_of = list(range(len(self.nodes)))
             rows.append((columns_of, [float(second[n]) for n in self.nodes], -np.inf, room))
         self.program = LinearProgram(cost, lower, np.ones(columns), rows)
-        self.level_at: dict[int, int] = {}
-
-    def _cost(self, columns: int) -> Floats:
-        cost = np.zeros(columns)
-        cost[: len(self.nodes)] = [float(self.form.cost[n] / self.unit.step) for n in self.nodes]
-        return np.round(cost) if self.unit.integral else cost
-
-    def reprice(self, form: AndOr) -> None:
-        """Take the costs of a form with the same nodes; rows and cuts stay."""
-        self.form, self.unit = form, unit_of(form)
-        self.program.reprice(self._cost(len(self.program.cost)))
 
     def add_levels(self) -> None:
         """Bar every cycle: a class stands above those of its component that its node needs.
@@ -66,14 +54,14 @@ class Model:
         class may need several.)
         """
         cyclic = self.cuts.cyclic
-        if self.level_at or not cyclic:
+        if not cyclic:
             return
         size: dict[int, int] = {}
         for k in cyclic.values():
             size[k] = size.get(k, 0) + 1
         most = np.array([size[k] - 1.0 for k in cyclic.values()])
         first = self.program.widen(most)
-        self.level_at = {c: first + i for i, c in enumerate(cyclic)}
+        level_at = {c: first + i for i, c in enumerate(cyclic)}
         self.whole = np.concatenate((self.whole, np.zeros(len(cyclic), dtype=np.bool_)))
         edges: dict[tuple[int, int], list[int]] = {}
         for n, i in self.node_at.items():
@@ -84,9 +72,9 @@ class Model:
         rows: list[Row] = []
         for (c, d), there in edges.items():
             m = float(size[cyclic[c]])
-            columns = [self.level_at[c], self.level_at[d], *there]
+            columns = [level_at[c], level_at[d], *there]
             rows.append((columns, [1.0, -1.0, *[-m] * len(there)], 1.0 - m, np.inf))
-        self.program.add(rows)
+        self.program.rows += rows
 
     def _rows(self, known: Closure | None) -> list[Row]:
         form, x, y = self.form, self.node_at, self.class_at
@@ -116,12 +104,11 @@ class Model:
                 covers.setdefault(k, []).append(x[n])
         for nodes in covers.values():
             rows.append((nodes, [1.0] * len(nodes), 1.0, np.inf))
-        if form.acyclic:
-            for (c, d), members in edges.items():
-                if c < d and (d, c) in edges:
-                    both = [*members, *edges[d, c]]
-                    for end in (c, d):
-                        rows.append(([*both, y[end]], [1.0] * len(both) + [-1.0], -np.inf, 0.0))
+        for (c, d), members in edges.items():
+            if c < d and (d, c) in edges:
+                both = [*members, *edges[d, c]]
+                for end in (c, d):
+                    rows.append(([*both, y[end]], [1.0] * len(both) + [-1.0], -np.inf, 0.0))
         if known is not None:
             present = {(r[0][0], r[0][1]) for r in rows if len(r[0]) == 2}
             for c in self.classes:
@@ -130,18 +117,6 @@ class Model:
                         if d not in form.roots and (y[c], y[d]) not in present:
                             rows.append(([y[c], y[d]], [1.0, -1.0], -np.inf, 0.0))
         return rows
-
-    def columns_of(self, chosen: Chosen) -> Floats | None:
-        """A choice as a solution; None where it uses nodes that are gone."""
-        x = np.zeros(len(self.whole))
-        for c, n in chosen.items():
-            if n not in self.node_at:
-                return None
-            x[self.node_at[n]] = x[self.class_at[c]] = 1.0
-        if self.level_at:
-            for c, depth in depths(self.form, chosen, self.cuts.cyclic).items():
-                x[self.level_at[c]] = depth
-        return x
 
     def chosen(self, x: Floats) -> Chosen | None:
         """The choice of an integral solution, as far as the roots need it; None for a cycle."""
@@ -166,13 +141,3 @@ def nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> lis
             if len(found) == most:
                 break
     return found
-
-
-def checked_value(model: Model, solved: Solved) -> float:
-    """The value of a relaxation as its multipliers prove it in exact arithmetic."""
-    program = model.program
-    if solved.duals is None:
-        return solved.value
-    rows = program.rows[: len(solved.duals)]
-    found = dual_bound(program.cost, program.lower, program.upper, rows, solved.duals)
-    return -math.inf if found is None else min(solved.value, float(found))

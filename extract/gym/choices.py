@@ -1,17 +1,17 @@
 """The choice problem: one alternative per needed class, as arrays.
 
 An e-graph's extraction (AND-OR: a node needs all classes that are its children, a class needs one
-of its nodes), a cost function network (every class chooses, pairs of choices cost) and mixtures of
-both are this one problem. Classes, nodes and objectives are numbered; ragged lists are rows of one
-long array ("compressed sparse rows": row i is `values[start[i]:start[i + 1]]`).
+of its nodes) and a cost function network (every class chooses, pairs of choices cost, what is
+chosen takes memory) are this one problem. Classes and nodes are numbered; ragged lists are rows of
+one long array ("compressed sparse rows": row i is `values[start[i]:start[i + 1]]`).
 
-Costs are kept in one column per objective: int64 where the input was integral, so that sums are
-exact when they are taken in Python's integers; float64 otherwise. What is forbidden is said by a
-flag and not by a cost.
+Costs are int64 if the input was integral, so that sums are exact in Python's integers, and float64
+otherwise. A flag, not a cost, says what is forbidden.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -48,7 +48,7 @@ class Pairs:
     first: Ints = field(default_factory=_none)  # [pairs] class
     second: Ints = field(default_factory=_none)  # [pairs] class, not the first
     start: Ints = field(default_factory=lambda: np.zeros(1, dtype=np.int64))  # [pairs + 1]
-    costs: tuple[Column, ...] = ()  # per objective: [entries]
+    cost: Column = field(default_factory=_none)  # [entries]
     legal: Flags = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # [entries]
 
     def __len__(self) -> int:
@@ -57,46 +57,42 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Usage:
-    """What a chosen node occupies of one resource over time, and how much there is.
+    """The memory that a chosen node takes over time, and how much there is.
 
-    The nodes chosen at time t (`lower <= t < upper`) together occupy at most `limits[t]`;
-    `limits` of length one holds for all times. Nodes with `lower == upper` occupy nothing.
+    The nodes chosen at time t (`lower <= t < upper`) together take at most `limit`. Nodes with
+    `lower == upper` take nothing.
     """
 
     lower: Ints = field(default_factory=_none)  # [nodes]
     upper: Ints = field(default_factory=_none)  # [nodes]
     amount: Ints = field(default_factory=_none)  # [nodes], not negative
-    limits: Ints = field(default_factory=_none)  # [times] or [1]
+    limit: int | None = None  # None: memory does not count
 
-    def __bool__(self) -> bool:
-        return bool(self.limits.size)
+    @property
+    def times(self) -> int:
+        """The number of points in time at which memory is counted."""
+        return int(self.upper.max(initial=0))
 
 
 @dataclass(frozen=True)
 class ChoiceProblem:
-    """Choose one node for every active class, so that the sums of costs are least.
+    """Choose one node for every active class, so that the sum of costs is least.
 
-    Active are the roots and the children of chosen nodes; with `all_active` every class is. A
-    node's costs are paid once, whatever number of classes chose it. With `acyclic`, no chosen node
-    may need its own result, through whatever classes.
+    Active are the roots and the children of chosen nodes. No chosen node may need its own result,
+    through whatever classes.
     """
 
     name: str
-    objectives: tuple[str, ...]
     classes: tuple[str, ...]
     nodes: tuple[str, ...]  # by class
     node_start: Ints  # [classes + 1] rows of nodes
-    costs: tuple[Column, ...]  # per objective: [nodes]
+    cost: Column  # [nodes]
     allowed: Flags  # [nodes]; False where a cost is infinite
     child_start: Ints  # [nodes + 1] rows of `children`
     children: Ints  # classes, in the order of the input, repetitions kept
     roots: Ints  # classes, each once
-    provide_start: Ints = field(default_factory=_none)  # [nodes + 1], or empty: none
-    provides: Ints = field(default_factory=_none)  # classes that a node yields besides its own
     pairs: Pairs = field(default_factory=Pairs)
     usage: Usage = field(default_factory=Usage)
-    all_active: bool = False
-    acyclic: bool = True
     labels: tuple[str, ...] = ()  # [nodes] what each computes, for readers; or empty
     remarks: tuple[str, ...] = ()  # what the reader of a file should tell
 
@@ -114,15 +110,26 @@ class ChoiceProblem:
         start, children = self.child_start.tolist(), self.children.tolist()
         return tuple(tuple(children[a:b]) for a, b in pairwise(start))
 
-    def provided_by(self, node: int) -> Ints:
-        """The classes that a node yields besides its own."""
-        if not self.provide_start.size:
-            return self.provides
-        return self.provides[self.provide_start[node] : self.provide_start[node + 1]]
+    @property
+    def network(self) -> bool:
+        """Whether every class chooses, whatever others do."""
+        return not self.children.size and len(self.roots) == len(self.classes)
 
-    def times(self) -> int:
-        """The number of points in time at which the resource is counted."""
-        return int(self.usage.upper.max(initial=0))
+    @property
+    def sums(self) -> bool:
+        """Whether costs are sums over nodes alone, without pairs and limits."""
+        return not len(self.pairs) and self.usage.limit is None
+
+    @property
+    def integral(self) -> bool:
+        """Whether all costs are integers, so that those of answers differ by one at least."""
+        return self.cost.dtype.kind + self.pairs.cost.dtype.kind == "ii"
+
+    def least(self, bound: Number) -> Number:
+        """The least cost that an answer may have, from a bound: an integer where all are."""
+        if not self.integral or isinstance(bound, int) or not math.isfinite(bound):
+            return bound
+        return math.ceil(bound - max(1.0, abs(float(bound))) * 1e-15)
 
     def verify(self) -> ChoiceProblem:
         """The problem itself, when its arrays fit together.
@@ -143,40 +150,6 @@ class Choice:
         """Class name -> name of its node, active classes only."""
         at = np.flatnonzero(self.node >= 0)
         return {problem.classes[c]: problem.nodes[self.node[c]] for c in at.tolist()}
-
-
-@dataclass(frozen=True)
-class Extraction:
-    """What a method found: a choice with its values, a bound, and how they came about.
-
-    `bound` is below the first objective of every feasible choice (-inf where nothing is known);
-    `proven` when no choice is better than this one, or there is none at all. Without a choice,
-    `reason` says why.
-    """
-
-    method: str
-    choice: Choice | None
-    values: tuple[Number, ...]  # per objective; empty without a choice
-    bound: float | int | Fraction
-    proven: bool
-    seconds: float
-    reason: str = ""
-    notes: tuple[str, ...] = ()  # reductions and steps, as shown to a reader
-
-    @property
-    def feasible(self) -> bool:
-        """Whether there is a choice."""
-        return self.choice is not None
-
-    @property
-    def gap(self) -> float:
-        """(value - bound) / |value|: 0 when proven, inf when nothing is known."""
-        if self.proven and self.values:
-            return 0.0
-        if not self.values or self.bound == float("-inf"):
-            return float("inf")
-        value = self.values[0]
-        return max(0.0, float(value - self.bound)) / max(abs(float(value)), 1e-300)
 
 
 def column(values: Sequence[Any]) -> tuple[Column, Flags]:
@@ -231,21 +204,16 @@ def _verify(p: ChoiceProblem) -> None:
         if bad.size:
             fail(array, f"entry {int(bad[0])} is {int(values[bad[0]])}, not in 0..{bound - 1}")
 
-    def check_columns(array: str, columns: tuple[Column, ...], length: int, flags: Flags) -> None:
-        if len(columns) != len(p.objectives):
-            fail(array, f"{len(columns)} columns for {len(p.objectives)} objectives")
-        for name, values in zip(p.objectives, columns, strict=True):
-            if values.shape != (length,) or values.dtype not in (np.int64, np.float64):
-                fail(f"{array}[{name}]", f"int64 or float64 of length {length} expected")
-            if not np.isfinite(values).all():
-                fail(f"{array}[{name}]", "a cost is not finite", "Forbid it by its flag.")
+    def check_column(array: str, values: Column, length: int, flags: Flags) -> None:
+        if values.shape != (length,) or values.dtype not in (np.int64, np.float64):
+            fail(array, f"int64 or float64 of length {length} expected")
+        if not np.isfinite(values).all():
+            fail(array, "a cost is not finite", "Forbid it by its flag.")
         if flags.shape != (length,) or flags.dtype != np.bool_:
             fail(array, f"flags of length {length} expected")
 
-    if not p.objectives or len(set(p.objectives)) != len(p.objectives):
-        fail("objectives", "at least one is needed, each once")
     check_rows("node_start", p.node_start, classes, nodes)
-    check_columns("costs", p.costs, nodes, p.allowed)
+    check_column("cost", p.cost, nodes, p.allowed)
     check_rows("child_start", p.child_start, nodes, len(p.children))
     check_range("children", p.children, classes)
     if p.labels and len(p.labels) != nodes:
@@ -253,15 +221,12 @@ def _verify(p: ChoiceProblem) -> None:
     check_range("roots", p.roots, classes)
     if len(np.unique(p.roots)) != len(p.roots):
         fail("roots", "a class is given twice")
-    if p.provide_start.size or p.provides.size:
-        check_rows("provide_start", p.provide_start, nodes, len(p.provides))
-        check_range("provides", p.provides, classes)
     q = p.pairs
     check_range("pairs.first", q.first, classes)
     check_range("pairs.second", q.second, classes)
-    if len(q) or q.costs:
+    if len(q) or len(q.cost):
         check_rows("pairs.start", q.start, len(q), len(q.legal))
-        check_columns("pairs.costs", q.costs, len(q.legal), q.legal)
+        check_column("pairs.cost", q.cost, len(q.legal), q.legal)
         sizes = np.diff(p.node_start)
         wrong = np.flatnonzero(np.diff(q.start) != sizes[q.first] * sizes[q.second])
         if len(q.second) != len(q.first) or wrong.size:
@@ -269,12 +234,10 @@ def _verify(p: ChoiceProblem) -> None:
         if (q.first == q.second).any():
             fail("pairs.second", "a pair joins a class with itself", "Add it to the node's costs.")
     u = p.usage
-    if u:
+    if u.limit is not None:
         if not u.lower.shape == u.upper.shape == u.amount.shape == (nodes,):
             fail("usage", "one interval and one amount per node expected")
         if (u.lower > u.upper).any() or (u.lower < 0).any():
             fail("usage", "an interval ends before it begins, or begins before time 0")
-        if (u.amount < 0).any() or (u.limits < 0).any():
+        if (u.amount < 0).any() or u.limit < 0:
             fail("usage", "an amount or a limit is negative")
-        if len(u.limits) not in (1, p.times()):
-            fail("usage.limits", f"one limit, or one for each of {p.times()} times, expected")

@@ -26,7 +26,7 @@ _PATIENCE = 2.5e-6
 
 def anneals(form: AndOr) -> bool:
     """Whether a form can be annealed: costs below zero leave no order of derivation."""
-    return not (form.acyclic and form.negative() and cyclic_components(form))
+    return not (form.negative() and cyclic_components(form))
 
 
 class Annealing:
@@ -50,7 +50,7 @@ class Annealing:
         # What a class costs by itself, for choosing its node when it becomes active; its keys stand
         # in an order of derivation.
         self.alone = {} if form.negative() else _alone(form)
-        self.cyclic = cyclic_components(form) if form.acyclic else {}
+        self.cyclic = cyclic_components(form)
         self.rank = {c: i for i, c in enumerate(self.alone)}
         self.options = {
             c: self._down(c) if c in self.cyclic else m for c, m in form.members.items()

@@ -2,17 +2,17 @@
 
 Costs are Python integers: floats are scaled by a common power of two, so that every comparison and
 every sum that a reduction makes is exact. A node remembers the (class, node) pairs of the problem
-that it stands for, so that an answer to the reduced form is an answer to the problem.
+that it stands for, so that an answer to the reduced form is an answer to the problem. No answer may
+have a cycle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 
 import numpy as np
 
-from tapestry_egg.extract.gym.choices.choices import Choice, ChoiceProblem, Column, Ints
+from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem, Column
 
 
 class AndOr:
@@ -23,7 +23,7 @@ class AndOr:
     `fixed` those of nodes that are chosen in any case, and `constant` what these cost.
     """
 
-    def __init__(self, objectives: int, acyclic: bool, scales: Sequence[int]) -> None:
+    def __init__(self, objectives: int, scale: int) -> None:
         self.members: dict[int, list[int]] = {}
         self.needs: dict[int, frozenset[int]] = {}
         self.home: dict[int, int] = {}  # node -> class
@@ -32,14 +32,12 @@ class AndOr:
         self.roots: set[int] = set()
         self.fixed: list[tuple[int, int]] = []
         self.constant = [0] * objectives
-        self.scales = tuple(scales)  # a scaled cost is this multiple of the problem's
-        self.acyclic = acyclic
+        self.scale = scale  # a scaled cost is this multiple of the problem's
         # Node -> numbers of sets of nodes of which every answer has at least one. They follow from
         # the rest, but not for its linear relaxation.
         self.covers: dict[int, set[int]] = {}
         self.next_cover = 0
         self.next_node = 0
-        self.log: list[tuple[str, int, int, int, int]] = []  # name, nodes and classes: was, is
 
     @property
     def cost(self) -> dict[int, int]:
@@ -104,12 +102,6 @@ class AndOr:
                     found[d] = [n]
         return found
 
-    def value(self, chosen: Iterable[int], objective: int = 0) -> Fraction:
-        """What chosen nodes cost, with the constant, in the problem's unit."""
-        column = self.costs[objective]
-        total = self.constant[objective] + sum(column[n] for n in chosen)
-        return Fraction(total, self.scales[objective])
-
     def picks(self, chosen: Iterable[int]) -> list[tuple[int, int]]:
         """The (class, node) pairs of the problem that chosen nodes mean, with the fixed ones."""
         return [*self.fixed, *(p for n in chosen for p in self.parts[n])]
@@ -126,8 +118,8 @@ class AndOr:
         return found
 
     def copy(self) -> AndOr:
-        """An independent copy; the log is not taken along."""
-        other = AndOr(len(self.costs), self.acyclic, self.scales)
+        """An independent copy."""
+        other = AndOr(len(self.costs), self.scale)
         other.members = {c: list(m) for c, m in self.members.items()}
         other.needs, other.home = dict(self.needs), dict(self.home)
         other.costs = tuple(dict(column) for column in self.costs)
@@ -147,52 +139,27 @@ def scaled(column: Column) -> tuple[list[int], int]:
     return [n * (factor // d) for n, d in ratios], factor
 
 
-def working_form(problem: ChoiceProblem) -> AndOr:
-    """The working form of a problem without pairs and limits.
-
-    A node of several classes becomes a class of its own, which a free node in each of them needs.
-    """
-    columns = [scaled(column) for column in problem.costs]
-    form = AndOr(len(columns), problem.acyclic, [factor for _, factor in columns])
-    form.roots = {int(r) for r in problem.roots}
-    if problem.all_active:
-        form.roots = set(range(len(problem.classes)))
+def working_form(problem: ChoiceProblem, counted: bool = False) -> AndOr:
+    """The working form of a problem of sums, with the number of nodes as a second objective if
+    they are `counted`."""
+    costs, scale = scaled(problem.cost)
+    form = AndOr(2 if counted else 1, scale)
+    form.roots = set(problem.roots.tolist())
     form.members = {c: [] for c in range(len(problem.classes))}
-    children, start = problem.children.tolist(), problem.child_start.tolist()
     home, allowed = problem.node_class().tolist(), problem.allowed.tolist()
-    hidden = len(problem.classes)
-    for n in range(len(problem.nodes)):
-        if not allowed[n]:
-            continue
-        costs = [values[n] for values, _ in columns]
-        needs = children[start[n] : start[n + 1]]
-        more = problem.provided_by(n).tolist() if problem.provides.size else []
-        if not more:
-            form.add(home[n], needs, costs, ((home[n], n),))
-            continue
-        form.add(hidden, needs, costs, ())
-        for c in dict.fromkeys([home[n], *more]):
-            form.add(c, (hidden,), [0] * len(columns), ((c, n),))
-        hidden += 1
+    for n, cost in enumerate(costs):
+        if allowed[n]:
+            form.add(home[n], problem.needs[n], (cost, 1)[: len(form.costs)], ((home[n], n),))
     return form
 
 
-def problem_choice(problem: ChoiceProblem, form: AndOr, chosen: Iterable[int]) -> Choice:
-    """The problem's choice that chosen nodes of a form mean, without what is not needed."""
-    node = np.full(len(problem.classes), -1, dtype=np.int64)
-    for c, n in form.picks(chosen):
-        node[c] = n
-    return trim(problem, node)
-
-
-def trim(problem: ChoiceProblem, node: Sequence[int] | Ints) -> Choice:
-    """A choice without the nodes of classes that nothing chosen needs."""
-    todo = list(range(len(node))) if problem.all_active else problem.roots.tolist()
-    given: list[int] = np.asarray(node).tolist()
-    kept = [-1] * len(given)
+def choice_of(problem: ChoiceProblem, picks: Iterable[tuple[int, int]]) -> Choice:
+    """The choice of (class, node) pairs, without those that nothing chosen needs."""
+    given, kept = dict(picks), np.full(len(problem.classes), -1, dtype=np.int64)
+    todo = problem.roots.tolist()
     while todo:
         c = todo.pop()
-        if kept[c] < 0 <= given[c]:
+        if kept[c] < 0 and c in given:
             kept[c] = given[c]
-            todo.extend(problem.needs[kept[c]])
-    return Choice(np.array(kept, dtype=np.int64))
+            todo.extend(problem.needs[given[c]])
+    return Choice(kept)

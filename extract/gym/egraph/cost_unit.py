@@ -50,7 +50,7 @@ def unit_of(form: AndOr) -> Unit:
     costs = [v for v in form.cost.values() if v]
     if not costs:
         return Unit(1, True)
-    scale = form.scales[0]
+    scale = form.scale
     common = fold(math.gcd, costs, 0)
     largest = max(abs(v) for v in costs)
     if largest // common < 10**7:

@@ -11,12 +11,12 @@ Equality Graphs", OOPSLA 2024; Sun, Zhang and Ni, "E-graphs as circuits", 2024.)
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from operator import itemgetter
 from typing import Any
+
+from tapestry_egg import pareto
 
 from .closure import cyclic_components
 from .form import AndOr
@@ -117,24 +117,8 @@ def chosen_nodes(way: Any) -> tuple[int, ...]:
 
 def non_dominated(entries: Iterable[Entry]) -> list[Entry]:
     """Entries that no other is as good as everywhere and better somewhere; equal ones once."""
-    kept: list[Entry] = []
-    ordered = sorted(entries, key=_vector)
-    if ordered and len(ordered[0][0]) == 2:  # the second falls along those kept
-        least = math.inf
-        for entry in ordered:
-            second = entry[0][1]
-            if second < least:
-                least = second
-                kept.append(entry)
-        return kept
-    for entry in ordered:
-        vector = entry[0]
-        if not any(all(a <= b for a, b in zip(k[0], vector, strict=True)) for k in kept):
-            kept.append(entry)
-    return kept
-
-
-_vector = itemgetter(0)
+    every = list(entries)
+    return [every[i] for i in pareto.non_dominated([vector for vector, _ in every])]
 
 
 class _Elimination:

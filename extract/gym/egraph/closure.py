@@ -8,9 +8,11 @@ fixpoints, kept as Python integers used as sets of bits.
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from .form import AndOr
 
@@ -159,41 +161,17 @@ def _fixpoint(
     return sets
 
 
-def components(edges: dict[int, set[int]]) -> dict[int, int]:
-    """Class -> number of its strongly connected component (Tarjan, without recursion)."""
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    found: dict[int, int] = {}
-    stack: list[int] = []
-    count = 0
-    for start in edges:
-        if start in index:
-            continue
-        work = [(start, iter(edges[start]))]
-        index[start] = low[start] = len(index)
-        stack.append(start)
-        while work:
-            v, rest = work[-1]
-            for w in rest:
-                if w not in index:
-                    index[w] = low[w] = len(index)
-                    stack.append(w)
-                    work.append((w, iter(edges[w])))
-                    break
-                if w not in found:
-                    low[v] = min(low[v], index[w])
-            else:
-                work.pop()
-                if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[v])
-                if low[v] == index[v]:
-                    while True:
-                        w = stack.pop()
-                        found[w] = count
-                        if w == v:
-                            break
-                    count += 1
-    return found
+def components(edges: Mapping[int, Iterable[int]], strong: bool = True) -> dict[int, int]:
+    """Class -> number of its component, strongly connected or connected at all."""
+    from scipy.sparse import csr_matrix
+    from scipy.sparse.csgraph import connected_components
+
+    at = {c: i for i, c in enumerate(edges)}
+    ends = [(i, at[d]) for c, i in at.items() for d in edges[c]]
+    first, second = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+    graph = csr_matrix((np.ones(len(ends)), (first, second)), shape=(len(at), len(at)))
+    found = connected_components(graph, connection="strong" if strong else "weak")[1]
+    return dict(zip(edges, found.tolist(), strict=True))
 
 
 def class_edges(form: AndOr) -> dict[int, set[int]]:
@@ -204,7 +182,5 @@ def class_edges(form: AndOr) -> dict[int, set[int]]:
 def cyclic_components(form: AndOr) -> dict[int, int]:
     """Class -> its component, for classes in components of several classes only."""
     found = components(class_edges(form))
-    size: dict[int, int] = {}
-    for k in found.values():
-        size[k] = size.get(k, 0) + 1
+    size = Counter(found.values())
     return {c: k for c, k in found.items() if size[k] > 1}
