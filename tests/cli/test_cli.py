@@ -35,14 +35,14 @@ def example():
 class Run:
     """Runs commands in this process and keeps what they printed."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
+    def __init__(self, capsys: pytest.CaptureFixture[str], *before: str) -> None:
+        self._capsys, self._before = capsys, before
         self.out = self.err = ""
 
     def __call__(self, *arguments: object) -> int:
         self._capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
-            main([str(a) for a in arguments])
+            main([*self._before, *map(str, arguments)])
         self.out, self.err = self._capsys.readouterr()
         assert "Traceback" not in self.err
         return int(exit_.value.code or 0)

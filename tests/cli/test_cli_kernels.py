@@ -7,26 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.cli.app import main
 from tapestry_egg.metakernels import registry
+from tests.cli.test_cli import Run
 
 TAPESTRY = str(Path(__file__).parents[2] / "docs" / "templates" / "tapestry.yaml")
-
-
-class Run:
-    """Runs the command in this process and keeps what it printed."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-        self.out = self.err = ""
-
-    def __call__(self, *arguments: str) -> int:
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as exit_:
-            main(["kernels", *arguments])
-        self.out, self.err = self._capsys.readouterr()
-        assert "Traceback" not in self.err
-        return int(exit_.value.code or 0)
 
 
 @pytest.fixture
@@ -34,7 +18,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
     monkeypatch.setattr(registry, "_INSTANCES", {})
     monkeypatch.setattr(registry, "_SIGNATURES", {})
-    return Run(capsys)
+    return Run(capsys, "kernels")
 
 
 def test_a_template_of_yours_is_shown_as_it_is_written(run: Run) -> None:

@@ -75,11 +75,9 @@ if __name__ == "__main__":
 
 
 def environment(folder: Path) -> dict[str, str]:
-    flags = "--xla_force_host_platform_device_count=8"
     return {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": flags,
         "PYTHONPATH": str(ROOT),
         "TAPESTRY_EGG_CACHE": str(folder / "cache"),
     }

@@ -1,32 +1,23 @@
-"""Random programs in numbers: whether the network has the front of all their plans, what each kind
-of choice that it makes is for, and what the order of operations costs, which plans take as the
-program's.
+"""Random programs in numbers: whether the network has the front of all their plans, and what each
+kind of choice that it makes is for.
 
     python -m tests.extract.all_plans 0 300                    # seeds; one line for each
     python -m tests.extract.all_plans 0 300 --draw mixed --most 1000000
     python -m tests.extract.all_plans 0 100 --frozen           # a column for each kind of choice
     python -m tests.extract.all_plans 0 100 --forms --draw algebra   # all forms, of which some go
     python -m tests.extract.all_plans 0 250 --second --draw products  # values computed twice, too
-    python -m tests.extract.all_plans 0 300 --kernels --draw narrow  # other kernels, too
-    python -m tests.extract.all_plans 0 100 --orders           # against the plans of every order
 """
 
 from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
-from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.schedule.flatten import flatten
-from tapestry_egg.schedule.schedules import Schedule, _arranged, operation_groups, scheduled
-from tapestry_egg.schedule.units import fuse
 from tests.extract import random_programs as programs
 from tests.extract import test_random_forms as of_forms
 from tests.extract import test_second_instances as of_second
 from tests.extract.every_form import TooMany
-from tests.extract.every_store import every_store
 from tests.extract.tables import Point, Tables
 from tests.extract.test_random_programs import (
     FROZEN,
@@ -46,49 +37,6 @@ DRAWS = {
 }
 #: Fronts that are no farther apart than this are the same.
 _SAME = 1e-6
-#: Programs with stored values that are listed of one.
-STORED = 63
-
-
-def orders(plan: Schedule) -> Iterator[Schedule]:
-    """The program's units in every order in which each runs after what it reads; the plan's own
-    among them."""
-    graph = plan.program.bodies[0].graph
-    groups = operation_groups(plan.program, plan.units)
-    for order in _topological(graph, groups):
-        operations = tuple(graph.operations[k] for g in order for k in groups[g])
-        program = flatten(replace(graph, operations=operations), plan.program.feedback)
-        yield _arranged(program, fuse(program))
-
-
-def _topological(graph: BlockGraph, groups: Sequence[Sequence[int]]) -> Iterator[list[int]]:
-    made = {v: g for g, own in enumerate(groups) for k in own for v in graph.operations[k].outputs}
-    after = [
-        {made[v] for k in own for v in graph.operations[k].inputs if v in made} - {g}
-        for g, own in enumerate(groups)
-    ]
-
-    def grow(order: list[int]) -> Iterator[list[int]]:
-        if len(order) == len(groups):
-            yield order
-        for g in range(len(groups)):
-            if g not in order and after[g] <= set(order):
-                yield from grow([*order, g])
-
-    return grow([])
-
-
-def loss(plan: Schedule) -> tuple[int, float, float]:
-    """How many orders there are; by which share a plan of the order that is taken is slower than
-    the best of any order within its peak, at most; and by which its least peak is above that."""
-    own = tables_of(plan).front()
-    every = [tables_of(other).front() for other in orders(plan)]
-    slower = 0.0
-    for point in own:
-        best = min(f.seconds for front in every for f in front if f.peak <= point.peak)
-        slower = max(slower, point.seconds / best - 1.0)
-    least = min(f.peak for front in every for f in front)
-    return len(every), slower, own[0].peak / least - 1.0
 
 
 def said(apart: float) -> str:
@@ -146,33 +94,6 @@ def of_second_instances(
         print(seed, said(apart), flush=True)
 
 
-def of_kernels(
-    seed: int,
-    draw: Callable[[int], programs.Drawn],
-    most: int,
-    total: Counter[str],
-    losses: list[float],
-) -> None:
-    """By how much what is searched of a program is slower than the best of all programs that store
-    some of what its kernels compute on the way, or again for each reader."""
-    plan = programs.schedule_of(seed, draw)
-    try:
-        every = [scheduled(g, plan.program.feedback) for g in every_store(plan, STORED)]
-    except TooMany:
-        total["more"] += 1
-        return
-    tables = [tables_of(s) for s in (plan, *every)]
-    if any(t.rows > most for t in tables):
-        total["more"] += 1
-        return
-    own, *others = [t.front() for t in tables]
-    total["agree"] += 1
-    front = of_forms.best_of([*own, *(p for other in others for p in other)])
-    lost = lost_without("stored values", own, front, total, losses)
-    if lost:
-        print(seed, lost, flush=True)
-
-
 def lost_without(
     what: str,
     own: Sequence[Point],
@@ -201,11 +122,9 @@ def main() -> None:
     given.add_argument("end", type=int)
     given.add_argument("--draw", choices=sorted(DRAWS), default="drawn")
     given.add_argument("--most", type=int, default=1_000_000, help="combinations, without copies")
-    given.add_argument("--orders", action="store_true")
     given.add_argument("--frozen", action="store_true")
     given.add_argument("--forms", action="store_true")
     given.add_argument("--second", action="store_true")
-    given.add_argument("--kernels", action="store_true")
     asked = given.parse_args()
     total: Counter[str] = Counter()
     losses: list[float] = []
@@ -216,18 +135,10 @@ def main() -> None:
         if asked.second:
             of_second_instances(seed, DRAWS[asked.draw], total, losses)
             continue
-        if asked.kernels:
-            of_kernels(seed, DRAWS[asked.draw], asked.most, total, losses)
-            continue
         schedule = programs.schedule_of(seed, DRAWS[asked.draw])
         plan = tables_of(schedule)
         if plan.rows > asked.most:
             total["more"] += 1
-            continue
-        if asked.orders:
-            if sum(1 for _ in orders(schedule)) > 1:
-                count, slower, more = loss(schedule)
-                print(seed, f"{count} orders: {slower:.2%} slower, {more:.2%} more", flush=True)
             continue
         found = compared(plan, network(schedule)[0])
         size = f"{found.combinations} combinations, {found.points} in the front"

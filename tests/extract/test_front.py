@@ -392,15 +392,6 @@ def test_a_front_is_ordered_and_named(small: Front) -> None:
         small[99]
 
 
-def test_best_is_the_least_within_the_limits(small: Front) -> None:
-    assert small.best() is small[0]
-    assert small.best("peak_bytes") is small[-1]
-    for p in small:
-        best = small.best("seconds", {"peak_bytes": p.costs.peak_bytes})
-        assert best is p
-    assert small.best("seconds", {"devices": 4}) is small[0]
-
-
 def test_limits_that_nothing_meets_say_what_can_be_reached(small: Front) -> None:
     least = min(p.costs.peak_bytes for p in small)
     with pytest.raises(ExtractError) as e:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from itertools import product
 from typing import cast
 
 import numpy as np
@@ -375,12 +374,3 @@ def test_only_the_fastest_within_limits_is_asked_for(seed: int) -> None:
     Race(searches, Effort(work=5.0, front=False), limit).run()
     best = searches[0].archive.best(limit.peak)
     assert best is not None and best.peak <= limit.peak
-
-
-def test_costs_of_every_labelling_are_enumerated_as_the_problem_says() -> None:
-    """The oracle and `Problem.evaluate` agree."""
-    problem = random_problem(11)
-    for rows in product(*(range(len(v)) for v in problem.variables)):
-        seconds, joules, profile = problem.evaluate(np.array(rows))
-        own = cost(problem, rows)
-        assert (seconds, joules) == pytest.approx(own[:2]) and profile == pytest.approx(own[2])

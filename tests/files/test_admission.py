@@ -143,7 +143,7 @@ ASKED: dict[str, dict[str, Any]] = {
         "mesh_shapes": [MeshShape(("x", "y"), (2, 4))],
         "pins": {"[0]": (None, "x", None, None), "result": (None, "x", None, None)},
     },
-    "beside": {"settings": Settings(work=1.0, recompute=0, forms=0, overlap=True)},
+    "beside": {"settings": Settings(work=0.4, recompute=0, forms=0, overlap=True)},
 }
 
 

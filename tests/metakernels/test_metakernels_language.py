@@ -261,50 +261,24 @@ def _file(tmp_path: Path, text: str) -> Path:
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape", "own.yaml:4:", "not YAML"),
         ("- kernels: [f]\n  out: {shape: 1, dtype: 2}", "own.yaml:1:3", "has no 'inputs'"),
         ("- kernels: [f]\n  inputs: {}", "own.yaml:1:3", "either `out` or `outputs`"),
-        (
-            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  flop: 1",
-            "own.yaml:4:3",
-            "unknown field 'flop'",
-        ),
-        (
-            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  fusion: loops",
-            "own.yaml:4:11",
-            "unknown fusion",
-        ),
-        (
-            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
-            "  in_products: sometimes",
-            "own.yaml:4:16",
-            "unknown in_products 'sometimes'",
-        ),
-        (
-            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  commutes: true",
-            "own.yaml:4:13",
-            "only a kernel of two operands commutes",
-        ),
-        (
-            "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
-            '  project: {y: "[]"}',
-            "own.yaml:4:12",
-            "'y' in `project` is not declared",
-        ),
-        (
-            "- kernels: [f]\n  inputs: {x: , x: }\n  out: {shape: $x.shape, dtype: a}",
-            "own.yaml:2:17",
-            "'x' is given twice",
-        ),
-        (
-            '- kernels: [f]\n  inputs: {x: "[$n"}\n  out: {shape: $x.shape, dtype: a}',
-            "own.yaml:2:19",
-            "ends too early",
-        ),
-        (
-            '- kernels: [f]\n  inputs: {x: }\n  out: {shape: "[1,]", dtype: a}',
-            "own.yaml:3:20",
-            "unexpected ']'",
-        ),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  flop: 1",
+         "own.yaml:4:3", "unknown field 'flop'"),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  fusion: loops",
+         "own.yaml:4:11", "unknown fusion"),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
+         "  in_products: sometimes", "own.yaml:4:16", "unknown in_products 'sometimes'"),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  commutes: true",
+         "own.yaml:4:13", "only a kernel of two operands commutes"),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
+         '  project: {y: "[]"}', "own.yaml:4:12", "'y' in `project` is not declared"),
+        ("- kernels: [f]\n  inputs: {x: , x: }\n  out: {shape: $x.shape, dtype: a}",
+         "own.yaml:2:17", "'x' is given twice"),
+        ('- kernels: [f]\n  inputs: {x: "[$n"}\n  out: {shape: $x.shape, dtype: a}',
+         "own.yaml:2:19", "ends too early"),
+        ('- kernels: [f]\n  inputs: {x: }\n  out: {shape: "[1,]", dtype: a}', "own.yaml:3:20",
+         "unexpected ']'"),
     ],
-)
+)  # fmt: skip
 def test_malformed_files(tmp_path: Path, text: str, where: str, message: str) -> None:
     with pytest.raises(TemplateError) as caught:
         for template in read_templates(_file(tmp_path, text)):

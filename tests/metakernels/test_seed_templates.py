@@ -265,41 +265,6 @@ f:
 # The worked examples
 
 
-def test_x5_matmul_of_selections_on_four_shards(tapestry: None) -> None:
-    sig = of("matmul", (10, 5), (5, 12))
-    matrix = projection([[1, 0, 0], [0, 0, 1]], offset=(-10, 0))
-    x = sig.inputs[0].translate((-10, 0))  # X lies at rows -10 to 0
-    assert x == matrix
-    shards = [ZRange((i, j, 0), (i + 5, j + 6, 5)) for i, j in itertools.product((0, 5), (0, 6))]
-    boxes = [tuple(str(p.image(s)) for p in (x, sig.inputs[1], sig.outputs[0])) for s in shards]
-    assert boxes == [
-        ("zr[-10:-5, 0:5]", "zr[0:5, 0:6]", "zr[0:5, 0:6]"),
-        ("zr[-10:-5, 0:5]", "zr[0:5, 6:12]", "zr[0:5, 6:12]"),
-        ("zr[-5:0, 0:5]", "zr[0:5, 0:6]", "zr[5:10, 0:6]"),
-        ("zr[-5:0, 0:5]", "zr[0:5, 6:12]", "zr[5:10, 6:12]"),
-    ]
-
-
-def test_x7_linear_and_relu_on_four_shards(tapestry: None) -> None:
-    linear = of("linear", (100, 12), (12, 32), (32,))
-    relu = of("relu", (100, 32))
-    x = linear.inputs[0].translate((-40, 20))
-    shards = [
-        ZRange((i, j, 0), (i + 50, j + 16, 12)) for i, j in itertools.product((0, 50), (0, 16))
-    ]
-    first, second, third, _ = shards
-    assert str(x.image(first)) == "zr[-40:10, 20:32]" == str(x.image(second))
-    assert str(x.image(third)) == "zr[10:60, 20:32]"
-    assert str(linear.inputs[1].image(second)) == "zr[0:12, 16:32]"
-    assert str(linear.inputs[2].image(second)) == "zr[16:32]"
-    reads = [sum(p.image(s).size for s in shards) for p in linear.inputs]
-    assert reads == [2400, 768, 64]
-    assert sum(linear.outputs[0].image(s).size for s in shards) == 3200
-    for s in shards:
-        z = linear.outputs[0].image(s)
-        assert relu.inputs[0].image(z) == relu.outputs[0].image(z) == z
-
-
 def test_linear_reduces_only_without_a_bias(tapestry: None) -> None:
     assert dims(of("linear", (6, 2, 3), (3, 4)))[-1] == (3, "sum")
     assert dims(of("linear", (6, 2, 3), (3, 4), (4,)))[-1] == (3, "whole")
@@ -317,23 +282,6 @@ def test_x10_add_of_selections_and_under_broadcasting(tapestry: None) -> None:
     assert len(sig.passages) == 1 and sig.passages[0].inputs == (0, 1, 2)
 
 
-def test_x13_convolution_and_its_halo(tapestry: None) -> None:
-    sig = of("conv", (100, 1, 10, 10), (128, 1, 3, 3))
-    assert dims(sig)[:4] == [(100, "map"), (128, "map"), (8, "map"), (8, "map")]
-    x, f = sig.inputs
-    assert (x.shape, f.shape) == ((1, 1, 3, 3), (1, 1, 3, 3))
-    assert [row[:4] for row in x.matrix] == [(1, 0, 0, 0), (0,) * 4, (0, 0, 1, 0), (0, 0, 0, 1)]
-    assert [row[:4] for row in f.matrix] == [(0, 1, 0, 0), (0,) * 4, (0,) * 4, (0,) * 4]
-    assert str(x.point((0, 0, 1, 0, 0))) == "zr[0:1, 0:1, 1:4, 0:3]"
-    halves = [ZRange((0, 0, i, 0, 0), (100, 128, i + 4, 8, 1)) for i in (0, 4)]
-    assert [str(x.image(h)) for h in halves] == [
-        "zr[0:100, 0:1, 0:6, 0:10]",
-        "zr[0:100, 0:1, 4:10, 0:10]",
-    ]
-    assert sum(x.image(h).size for h in halves) == 12000
-    assert x.image(ZRange.from_shape(sig.extents)).size == 10000
-
-
 def test_x13_padding_leaves_the_tensor_and_is_refused(load: Load) -> None:
     load("""
 blur:
@@ -345,26 +293,6 @@ blur:
         of("blur", (8, 8))
     assert "leaves x, f32[8, 8]: it reaches zr[-1:9, -1:9]" in caught.value.what
     assert caught.value.where == "own.yaml:4:52"
-
-
-def test_x14_dilation_widens_the_box(tapestry: None) -> None:
-    sig = of("conv", (1, 1, 10, 10), (1, 1, 1, 3), dilation=2)
-    assert sig.output_types[0].shape == (1, 1, 10, 6)
-    assert sig.inputs[0].shape == (1, 1, 1, 5)
-
-
-def test_x16_concat_of_two(tapestry: None) -> None:
-    sig = of("concat", (500, 10), (500, 10), axis=0)
-    assert sig.output_types[0].shape == (1000, 10)
-    assert dims(sig) == [(10, "map")]
-
-
-def test_x19_desaturate(tapestry: None) -> None:
-    sig = of("desaturate", (100, 256, 256, 3), dtype="uint8")
-    assert list(map(str, sig.output_types)) == ["u8[100, 256, 256]"]
-    assert sig.inputs[0].shape == (1, 1, 1, 3)
-    with pytest.raises(TemplateError, match="no template fits"):
-        of("desaturate", (100, 256, 256, 3), dtype="float32")
 
 
 # Run shard by shard: the projections choose the boxes, NumPy computes on them

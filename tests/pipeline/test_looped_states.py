@@ -47,7 +47,7 @@ def test_every_plan_holds_what_it_promises(name: str, donated: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # such as that a plan is left out
         fronts = [
-            te.optimize(program, "h100:8", pins=pins, settings=te.Settings(work=1.0))
+            te.optimize(program, "h100:8", pins=pins, settings=te.Settings(work=0.3))
             for pins in (None, {"[0]": ("x",) + (None,) * (len(shape.shape) - 1)})
         ]
     for plan in (p for front in fronts for p in front):

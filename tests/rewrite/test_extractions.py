@@ -36,20 +36,18 @@ def right(a: Any, b: Any, c: Any) -> Any:
     return a @ (b @ c)
 
 
-def by_columns(settings: Settings, columns: int) -> te.Front:
+def by_columns(settings: Settings) -> te.Front:
     """The front of (a·b)·c with c cut by columns and the others whole."""
     square = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
-    last = jax.ShapeDtypeStruct((2048, columns), jnp.bfloat16)
     pins = {"[0]": (None, None), "[1]": (None, None), "[2]": (None, "x")}
     mesh = [MeshShape(("x",), (8,))]
-    program = te.trace(left, square, square, last)
+    program = te.trace(left, square, square, square)
     return te.optimize(program, "h100:8", mesh_shapes=mesh, pins=pins, settings=settings)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("columns", [2048, 4096])
-def test_a_form_of_no_less_arithmetic_is_taken_where_it_is_cut_further(columns: int) -> None:
-    frozen, free = by_columns(FROZEN, columns), by_columns(FREE, columns)
+def test_a_form_of_no_less_arithmetic_is_taken_where_it_is_cut_further() -> None:
+    frozen, free = by_columns(FROZEN), by_columns(FREE)
     # Left of it a·b is the same on every device, whole or not; b·c is cut as c is.
     assert frozen[0].rules == () and "product-from-the-right" in free[0].rules
     assert free[0].costs.seconds < 0.7 * frozen[0].costs.seconds
@@ -61,7 +59,7 @@ def test_forms_are_searched_alike_whatever_the_workers() -> None:
     def front(workers: int) -> te.Front:
         shapes = struct(2048, 2048), struct(2048, 2048), struct(2048, 2048)
         return te.optimize(
-            te.trace(left, *shapes), "h100:4", settings=Settings(work=2.0, workers=workers)
+            te.trace(left, *shapes), "h100:4", settings=Settings(work=0.5, workers=workers)
         )
 
     one, two = front(1), front(2)

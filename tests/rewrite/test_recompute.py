@@ -65,7 +65,7 @@ def program() -> Program:
 
 @cache
 def front(forms: int) -> Front:
-    settings = Settings(work=1.0, recompute=forms, forms=0)
+    settings = Settings(work=0.5, recompute=forms, forms=0)
     return optimize(program(), TARGET, mesh_shapes=[MESH], settings=settings)
 
 

@@ -234,7 +234,7 @@ def programs(draw: st.DrawFn) -> Function:
 
 
 @pytest.mark.slow
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(programs())
 def test_programs_of_moves_keep_their_numbers(function: Function) -> None:
     shifted(function, normal(16, 24))

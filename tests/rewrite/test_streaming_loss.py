@@ -183,7 +183,7 @@ def test_plans_cut_what_is_summed() -> None:
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_deep_programs_have_the_form_too() -> None:
     """Where equal layers are folded, and where one ruleset alone finds what all find."""
     from models import gpt2

@@ -48,7 +48,7 @@ def front(merge: bool, layers: int) -> te.Front:
     """Of a step so large that its kernels take as long as its collectives."""
     given = arguments(16, layers)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), given)
-    settings = te.Settings(work=2, overlap=True, recompute=0, forms=0, workers=1, merge=merge)
+    settings = te.Settings(work=1, overlap=True, recompute=0, forms=0, workers=1, merge=merge)
     return te.optimize(te.trace(step, *shapes), "h100:8", settings=settings)
 
 

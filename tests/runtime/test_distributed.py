@@ -13,7 +13,7 @@ import pytest
 from tapestry_egg.errors import ExtractError, PeerError, TapestryError
 from tapestry_egg.runtime.processes.distributed import PATIENCE, Peers
 
-from .distributed_job import run_job
+from .distributed_job import Ended, run_job
 
 
 class Store:
@@ -217,30 +217,41 @@ def test_patience_is_a_number_of_seconds(monkeypatch: pytest.MonkeyPatch) -> Non
 # ---- jobs --------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_two_processes_have_one_plan_and_right_numbers_and_search_once(
-    jobs: int, tmp_path: Path
-) -> None:
-    """A second job finds the plan of the first one."""
-    env = {"TAPESTRY_EGG_PLAN_CACHE": str(tmp_path)}
-    searches = []
-    plans = set()
-    for _ in range(jobs):
-        ended = run_job("train", {}, {"sleep": 1.0, "nice": 10}, env=env)
-        assert [e.code for e in ended] == [0, 0], "\n".join(e.text for e in ended)
-        assert all(all(e.told["right"]) and e.told["global"] for e in ended), ended
-        plans |= {e.told["plan"] for e in ended}
-        searches.append([e.told["searches"] for e in ended])
-    assert len(plans) == 1
-    assert searches == [[1, 0], [0, 0]][:jobs]
+@pytest.fixture(scope="module")
+def job() -> list[Ended]:
+    """All scenarios in two processes."""
+    return whole(run_job("train calls faults", {}, {"sleep": 1.0, "nice": 10}))
 
 
-@pytest.mark.slow
-def test_every_difference_is_an_error_on_every_process() -> None:
-    ended = run_job("faults", {}, {})
+def whole(ended: list[Ended]) -> list[Ended]:
     assert [e.code for e in ended] == [0, 0], "\n".join(e.text for e in ended)
-    first, second = (e.told["said"] for e in ended)
+    return ended
+
+
+def check_train(ended: list[Ended], searches: list[int]) -> None:
+    told = [e.told["train"] for e in ended]
+    assert all(all(one["right"]) and one["global"] for one in told), told
+    assert told[0]["plan"] == told[1]["plan"]
+    assert [one["searches"] for one in told] == searches
+
+
+@pytest.mark.slow
+def test_two_processes_have_one_plan_and_right_numbers_and_search_once(job: list[Ended]) -> None:
+    check_train(job, [1, 0])
+
+
+@pytest.mark.long
+def test_a_second_job_finds_the_plan_of_the_first_one(tmp_path: Path) -> None:
+    env = {"TAPESTRY_EGG_PLAN_CACHE": str(tmp_path)}
+    first, second = (whole(run_job("train", {}, {}, env=env)) for _ in range(2))
+    check_train(first, [1, 0])
+    check_train(second, [0, 0])
+    assert first[0].told["train"]["plan"] == second[0].told["train"]["plan"]
+
+
+@pytest.mark.slow
+def test_every_difference_is_an_error_on_every_process(job: list[Ended]) -> None:
+    first, second = (e.told["faults"] for e in job)
     for name, words in {
         "program": "process 1 is about to plan step differently: ",
         "limits": 'limits: {"peak_bytes": "2000000000.0"} there',
@@ -262,10 +273,10 @@ def test_every_difference_is_an_error_on_every_process() -> None:
 
 
 @pytest.mark.slow
-def test_calls_into_python_are_made_once_in_all_and_what_they_raise_comes_everywhere() -> None:
-    ended = run_job("calls", {}, {})
-    assert [e.code for e in ended] == [0, 0], "\n".join(e.text for e in ended)
-    first, second = (e.told for e in ended)
+def test_calls_into_python_are_made_once_in_all_and_what_they_raise_comes_everywhere(
+    job: list[Ended],
+) -> None:
+    first, second = (e.told["calls"] for e in job)
     once = ["io 1", "pure 2", "debug 3", "loop 3", "loop 4", "loop 5"]
     assert all(first["right"]) and all(second["right"])
     assert first["made"] == 2 * once and second["made"] == []

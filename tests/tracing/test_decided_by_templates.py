@@ -50,47 +50,23 @@ DECIDED: dict[str, tuple[str, Callable[..., Any], Any, int]] = {
     "a product of nothing": ("dot_general", lambda x: x.T @ x, NONE, 1),
     "the first case": ("select_n", lambda x: lax.select_n(np.array(False), x, x * 2), X, 0),
     "one case twice": ("select_n", lambda x: lax.select_n(x > 0, x, x), X, 0),
-    "all is updated": (
-        "dynamic_update_slice",
-        lambda x: lax.dynamic_update_slice(jnp.exp(x), x, (3, 0)),
-        X,
-        0,
-    ),
-    "nothing is updated": (
-        "dynamic_update_slice",
-        lambda x: lax.dynamic_update_slice(x, x[:0] * 2, (3, 0)),
-        X,
-        0,
-    ),
+    "all is updated": ("dynamic_update_slice",
+     lambda x: lax.dynamic_update_slice(jnp.exp(x), x, (3, 0)), X, 0),
+    "nothing is updated": ("dynamic_update_slice",
+     lambda x: lax.dynamic_update_slice(x, x[:0] * 2, (3, 0)), X, 0),
     "all is written over": ("scatter", lambda x: jnp.exp(x).at[:].set(x), X, 0),
     "nothing is joined to it": ("concatenate", lambda x: jnp.concatenate([x, x[:0]]), X, 0),
-    "one of two is joined": (
-        "concatenate",
-        lambda x: jnp.concatenate([x, jnp.sin(x[:0]), x]),
-        X,
-        1,
-    ),
-    "nobody reads what a barrier has": (
-        "optimization_barrier",
-        lambda x: lax.optimization_barrier((x, jnp.exp(x)))[0],
-        X,
-        1,
-    ),
-    "nobody reads what is sorted along": (
-        "sort",
-        lambda x: lax.sort((x, jnp.exp(x)), dimension=0)[0],
-        X,
-        1,
-    ),
+    "one of two is joined": ("concatenate", lambda x: jnp.concatenate([x, jnp.sin(x[:0]), x]), X,
+     1),
+    "nobody reads what a barrier has": ("optimization_barrier",
+     lambda x: lax.optimization_barrier((x, jnp.exp(x)))[0], X, 1),
+    "nobody reads what is sorted along": ("sort",
+     lambda x: lax.sort((x, jnp.exp(x)), dimension=0)[0], X, 1),
     "a part of a part": ("slice", lambda x: x[2:, 1:][::2], X, 1),
     "a part of what is cut off": ("pad", lambda x: lax.pad(x, 0.0, ((-2, 0, 0),) * 2)[::2], X, 1),
-    "a number that is repeated": (
-        "broadcast_in_dim",
-        lambda n: n * jnp.broadcast_to(jnp.zeros((8,), jnp.int32), n.shape),
-        N,
-        1,
-    ),
-}
+    "a number that is repeated": ("broadcast_in_dim",
+     lambda n: n * jnp.broadcast_to(jnp.zeros((8,), jnp.int32), n.shape), N, 1),
+}  # fmt: skip
 
 
 def graph_of(function: Callable[..., Any], x: Any, kernel: str = "") -> BlockGraph:

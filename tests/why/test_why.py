@@ -21,7 +21,9 @@ from tapestry_egg.show.account import Account
 
 pytestmark = pytest.mark.slow
 
-BRIEF = te.Settings(work=2.0, workers=1)
+BRIEF = te.Settings(work=1.0, workers=1, recompute=0, forms=0)
+#: Of a question.
+ONE = replace(BRIEF, work=0.5, front=False)
 LAYERS = 3
 
 
@@ -63,7 +65,7 @@ def overlapped() -> te.Plan:
     s = jax.ShapeDtypeStruct
     w = {"up": s((1024, 4096), "float32"), "down": s((4096, 1024), "float32")}
     graph = te.trace(step, w, s((8192, 1024), "float32"))
-    settings = te.Settings(work=2.0, workers=1, overlap=True)
+    settings = replace(BRIEF, overlap=True)
     return te.optimize(graph, "h100:8", settings=settings).best("seconds")
 
 
@@ -354,7 +356,7 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front, tmp_path
     lies = plan.tensor(path).layout
     axis = plan.mesh.names[0]
     layout = (axis, None) if lies != f"[{axis}, .]" else (None, axis)
-    answer = front.why_not({path: layout}, plan.name, settings=te.Settings(work=1.0, front=False))
+    answer = front.why_not({path: layout}, plan.name, settings=ONE)
     assert answer.found is not None and answer.difference is not None
     assert answer.found.tensor(path).layout == answer.asked[0][1] != lies
     te.save(answer.found, tmp_path / "asked.json")  # a plan of the program, which can be taken
@@ -389,7 +391,7 @@ def test_another_layout_is_searched_and_its_price_told(front: te.Front, tmp_path
 def test_what_holds_more_is_found_beyond_the_peak(front: te.Front) -> None:
     plan = front.best("peak_bytes")
     whole = {"[0]['layers'][0]['up']": (None, None)}
-    answer = front.why_not(whole, plan.name, settings=te.Settings(work=1.0, front=False))
+    answer = front.why_not(whole, plan.name, settings=ONE)
     assert answer.found is not None
     assert answer.found.costs.peak_bytes > plan.costs.peak_bytes
     assert not answer.within and not answer.better
@@ -401,7 +403,7 @@ def test_what_holds_more_is_found_beyond_the_peak(front: te.Front) -> None:
     # A plan that takes twice of everything is beaten by any such plan, and the answer says so.
     twice = {k: 2 * getattr(plan.costs, k) for k in ("seconds", "peak_bytes", "joules")}
     slow = replace(plan, costs=replace(plan.costs, **twice))
-    beaten = slow.why_not(whole, settings=te.Settings(work=1.0, front=False))
+    beaten = slow.why_not(whole, settings=ONE)
     assert beaten.better and not beaten.proven and "Search longer" in beaten.covered
 
 
@@ -421,16 +423,15 @@ def test_plans_of_the_front_that_lie_so_are_named(front: te.Front) -> None:
     )
     there = lying(other)[path]
     spec = tuple(None if d == "." else tuple(d.split("·")) for d in there.strip("[]").split(", "))
-    answer = front.why_not({path: spec}, one.name, settings=te.Settings(work=0.5, front=False))
+    answer = front.why_not({path: spec}, one.name, settings=ONE)
     wanted = [p.name for p in front if p.mesh == one.mesh and lying(p)[path] == there]
     assert other.name in wanted and list(answer.holders) == wanted
 
 
 def test_a_cut_means_to_a_product_what_its_projection_says(front: te.Front) -> None:
     axis = front.plans[0].mesh.names[0]
-    brief = te.Settings(work=0.5, front=False)
     rows, columns = (
-        front.plans[0].why_not({"[0]['layers'][0]['up']": layout}, settings=brief)
+        front.plans[0].why_not({"[0]['layers'][0]['up']": layout}, settings=ONE)
         for layout in ((axis, None), (None, axis))
     )
     products = [[m for m in a.means if "dot_general" in m.reader] for a in (rows, columns)]
