@@ -286,7 +286,7 @@ def test_trees_stay_within_a_limit_and_take_no_more_seconds(seed: int) -> None:
 
 @pytest.mark.slow
 @given(seeds)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_a_search_within_a_limit_ends_with_the_best_and_its_proof(seed: int) -> None:
     problem = random_problem(seed)
     found = labellings(problem)

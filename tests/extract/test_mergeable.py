@@ -231,7 +231,7 @@ def test_plans_of_many_collectives_that_can_be_one_are_found() -> None:
         return te.optimize(
             program,
             machine,
-            settings=te.Settings(work=1, recompute=0),
+            settings=te.Settings(work=0.5, recompute=0),
             books=["sharding", "collectives"],
             mesh_shapes=[MeshShape(("x",), (8,))],
         ).best("seconds")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,13 @@ def searched(width: int, rows: int, monkeypatch: pytest.MonkeyPatch) -> tuple[te
     settings = te.Settings(work=0.3, recompute=0, seconds=1e9, workers=1)
     books = ["sharding", "collectives"]
     return te.optimize(program, "h100:8", settings=settings, state={"": "[0]"}, books=books), kept
+
+
+@cache
+def every_searched() -> tuple[te.Front, list[Plan]]:
+    """What is searched of larger layers, for all tests that ask for it."""
+    with pytest.MonkeyPatch.context() as patch:
+        return searched(512, 4096, patch)
 
 
 def front_of(
@@ -153,9 +161,9 @@ def test_gradients_go_in_one_collective_planned_and_compiled(front: te.Front, pl
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-7)
 
 
-def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plans_behind_the_front_are_merged_too() -> None:
     """What is slower than a plan of the front for its many latencies may be faster without them."""
-    front, kept = searched(512, 4096, monkeypatch)
+    front, kept = every_searched()
     pairs = feedback(front.plans[0])
     points = np.array([(p.costs.seconds, p.costs.peak_bytes, p.costs.joules) for p in front])
     made = [
@@ -174,7 +182,7 @@ def test_plans_behind_the_front_are_merged_too(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_is_not_merged_for_want_of_work_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """One plan is looked at in any case."""
-    every, _ = searched(512, 4096, monkeypatch)
+    every, _ = every_searched()
     assert not any(n.kind == "unmerged" for n in every.notes)
     with monkeypatch.context() as patch:
         patch.setattr(merging, "_MOST_SEEN", 0)

@@ -20,7 +20,7 @@ from tapestry_egg.extract.merged.members import Candidates, Member, Which, untan
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
-from tests.extract.test_merging import searched
+from tests.extract.test_merging import every_searched
 
 H100 = load_target("h100:8")
 
@@ -164,8 +164,7 @@ def waits(walk: Walk, found: Candidates) -> nx.DiGraph:
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
     """Every plan that a search kept, none of it merged."""
-    with pytest.MonkeyPatch.context() as patch:
-        return [p for p in searched(512, 4096, patch)[1] if p.mesh.devices > 1]
+    return [p for p in every_searched()[1] if p.mesh.devices > 1]
 
 
 def candidates(plan: Plan) -> tuple[Walk, Candidates]:
