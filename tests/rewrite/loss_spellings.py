@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from tapestry_egg.graph.blockgraph import BlockGraph
+
 Array = Any
 Loss = Callable[[Array, Array, Array], Array]
 
@@ -117,6 +119,17 @@ LOSSES: Mapping[str, Loss] = {
         tied,
     )
 }
+
+
+def step(loss: Loss) -> Any:
+    """The loss and its gradients."""
+    return jax.value_and_grad(loss, (0, 1))
+
+
+def largest(graph: BlockGraph) -> int:
+    """Elements of the largest value that is made, in bodies too."""
+    mine = [graph.values[v].size for op in graph.operations for v in op.outputs]
+    return max([0, *mine, *(largest(r) for op in graph.operations for r in op.regions)])
 
 
 def arguments(

@@ -19,14 +19,11 @@ from tapestry_egg.rewrite.streams import blocks
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import draw
+from tests.rewrite.loss_spellings import integers, largest
 
 Array = Any
 S = jax.ShapeDtypeStruct
 VOCABULARY = 512
-
-
-def integers(logits: Array, labels: Array) -> Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
 
 
 def one_hot(logits: Array, labels: Array) -> Array:
@@ -61,11 +58,6 @@ def arguments(dtype: Any, tokens: int = 64, vocabulary: int = VOCABULARY) -> lis
         S((16, vocabulary), dtype),
         S((4, tokens), jnp.int32),
     ]
-
-
-def largest(graph: BlockGraph) -> int:
-    mine = [graph.values[v].size for op in graph.operations for v in op.outputs]
-    return max([0, *mine, *(largest(r) for op in graph.operations for r in op.regions)])
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ from tapestry_egg.runtime.measure.compare import compare
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import draw
-from tests.rewrite.test_blocks import integers, largest, numbered, one_hot, picked
+from tests.rewrite.loss_spellings import integers, largest
+from tests.rewrite.test_blocks import numbered, one_hot, picked
 from tests.tiers import tiers
 
 Array = Any

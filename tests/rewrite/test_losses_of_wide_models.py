@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import is_split
@@ -24,21 +24,20 @@ from tapestry_egg.rewrite.streams import blocks
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import BOOKS, draw
-from tests.rewrite.loss_spellings import LOSSES, Loss, arguments, narrow, next_tokens, normalised
+from tests.rewrite.loss_spellings import (
+    LOSSES,
+    Loss,
+    arguments,
+    largest,
+    narrow,
+    next_tokens,
+    normalised,
+    step,
+)
 from tests.tiers import tiers
 
 Array = Any
 S = jax.ShapeDtypeStruct
-
-
-def step(loss: Loss) -> Any:
-    return jax.value_and_grad(loss, (0, 1))
-
-
-def largest(graph: BlockGraph) -> int:
-    """Elements of the largest value that is made, in bodies too."""
-    mine = [graph.values[v].size for op in graph.operations for v in op.outputs]
-    return max([0, *mine, *(largest(r) for op in graph.operations for r in op.regions)])
 
 
 def apart(got: Array, want: Array) -> float:

@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import tapestry_egg as te
@@ -29,6 +28,7 @@ from tests.rewrite.forms_on_devices import (
     lean_form_of,
     run,
 )
+from tests.rewrite.loss_spellings import narrow, normalised, step
 
 Array = Any
 S = jax.ShapeDtypeStruct
@@ -41,22 +41,9 @@ def picked(x: Array, w: Array, labels: Array) -> Array:
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_label)
 
 
-def library(x: Array, w: Array, labels: Array) -> Array:
-    return optax.softmax_cross_entropy_with_integer_labels(x @ w, labels).mean()
-
-
-def normalised(x: Array, w: Array, labels: Array) -> Array:
-    logits = jax.nn.log_softmax(x @ w)
-    return -jnp.take_along_axis(logits, labels[..., None], axis=-1).mean()
-
-
 def tied(x: Array, table: Array, labels: Array) -> Array:
     """The table of embeddings transposed, as GPT-2 has it."""
     return picked(x, table.T, labels)
-
-
-def step(loss: Callable[..., Any]) -> Callable[..., Any]:
-    return jax.value_and_grad(loss, (0, 1))
 
 
 def arguments(tokens: int, width: int, vocabulary: int) -> list[S]:
@@ -69,7 +56,7 @@ def arguments(tokens: int, width: int, vocabulary: int) -> list[S]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("loss", "room"), [(library, 64 << 20), (normalised, 64 << 20), (picked, 1), (tied, 1)]
+    ("loss", "room"), [(narrow, 64 << 20), (normalised, 64 << 20), (picked, 1), (tied, 1)]
 )
 def test_loss_and_gradients_are_those_of_jax(
     loss: Callable[..., Any], room: int, monkeypatch: pytest.MonkeyPatch
