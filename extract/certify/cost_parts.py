@@ -6,14 +6,13 @@ copies.
 
 from __future__ import annotations
 
-from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.graph.groups import layers
 from tapestry_egg.machine.costs import LOCAL, carried_as, collective_seconds
 from tapestry_egg.plans.cost_table import CostPart
 from tapestry_egg.plans.plan import Plan
 
 from .certificate import walked
-from .longest_path import Step
+from .longest_path import Step, line
 from .moves import turned_for
 from .recount import Move, Walk
 from .verdict import Certificate
@@ -44,7 +43,6 @@ def _kernel(walk: Walk, u: int, layers: _Layers) -> CostPart:
     instances = [walk.program.instances[i] for i in unit.members]
     root = instances[-1]
     work, times = walk.kernel(unit), walk.times[root.body]
-    op = _operation(walk, root.body, root.operation)
     return CostPart(
         kind="kernel",
         name=" + ".join(dict.fromkeys(x.port or x.signature.kernel for x in instances)),
@@ -57,7 +55,7 @@ def _kernel(walk: Walk, u: int, layers: _Layers) -> CostPart:
         joules=times * work.joules,
         bound=work.bound,
         layer=layers.of(root.body, root.operation),
-        source=_line(op),
+        source=line(walk.program, root.body, root.operation),
         value=", ".join(str(walk.program.types[v]) for v in unit.outputs),
     )
 
@@ -78,7 +76,6 @@ def _copy(walk: Walk, move: Move, hidden: float, layers: _Layers) -> CostPart:
             delay += (step.pieces or 1) * wait
         names.append(f"{step.kind}({','.join(walk.mesh.names[a] for a in step.axes)})")
     spent = {"memory": inside, "launch": delay, "link": seconds - inside - delay}
-    op = _operation(walk, *move.reader)
     return CostPart(
         kind="collective",
         name=" then ".join(names),
@@ -91,18 +88,9 @@ def _copy(walk: Walk, move: Move, hidden: float, layers: _Layers) -> CostPart:
         joules=times * joules,
         bound=max(spent, key=lambda k: spent[k]),
         layer=layers.of(*move.reader),
-        source=_line(op),
+        source=line(walk.program, *move.reader),
         value=f"%{local} {tensor}",
     )
-
-
-def _operation(walk: Walk, body: int, operation: int) -> Operation | None:
-    operations = walk.program.bodies[body].graph.operations
-    return operations[operation] if 0 <= operation < len(operations) else None
-
-
-def _line(op: Operation | None) -> str:
-    return f"{op.source.file}:{op.source.line}" if op is not None and op.source.file else ""
 
 
 def _hidden(step: Step) -> dict[int, float]:
@@ -127,7 +115,8 @@ class _Layers:
         bodies = self._walk.program.bodies
         if body:
             outer = self.of(bodies[body].parent, bodies[body].operation)
-            parent = bodies[bodies[body].parent].graph.operations[bodies[body].operation]
-            return f"{outer} {parent.kernel} at {_line(parent) or 'a loop'}".strip()
+            at = bodies[body].parent, bodies[body].operation
+            kernel = bodies[at[0]].graph.operations[at[1]].kernel
+            return f"{outer} {kernel} at {line(self._walk.program, *at) or 'a loop'}".strip()
         layers = self._found[0]
         return layers[operation] if 0 <= operation < len(layers) else ""

@@ -17,6 +17,7 @@ import numpy as np
 from tapestry_egg.extract.problem.issue_places import IssuePlaces, Window
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.plans.plan import Lane
+from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.schedules import Schedule
 
 
@@ -121,20 +122,14 @@ class Streams:
 
     def at(self, step: Step, times: Sequence[float]) -> list[float]:
         """Times on the clock of `runs` and `flights`, on the one that is slowed down (`lanes`)."""
-        every = (*step.runs, *step.flights)
-        edges = np.unique(np.array([0.0, *(t for _, a, b in every for t in (a, b))]))
-        both = np.diff(edges) * _busy(step.runs, edges) * _busy(step.flights, edges)
-        clock = edges + step.slowdown * np.concatenate(([0.0], np.cumsum(both)))
-        slowed: list[float] = np.interp(times, edges, clock).tolist()
+        edges, hidden = _hidden(step)
+        slowed: list[float] = np.interp(times, edges, edges + step.slowdown * hidden).tolist()
         return slowed
 
     def lanes(self, step: Step) -> tuple[Lane, ...]:
         """The bars of a step in the order in which they begin, on a clock that is slowed down
         wherever both streams are busy."""
-        every = (*step.runs, *step.flights)
-        edges = np.unique(np.array([0.0, *(t for _, a, b in every for t in (a, b))]))
-        both = np.diff(edges) * _busy(step.runs, edges) * _busy(step.flights, edges)
-        hidden = np.concatenate(([0.0], np.cumsum(both)))
+        edges, hidden = _hidden(step)
         clock = edges + step.slowdown * hidden
 
         def bar(body: int, stream: str, name: str, a: float, b: float, source: str = "") -> Lane:
@@ -149,11 +144,8 @@ class Streams:
             unit = self.schedule.units[u]
             root = self.program.instances[unit.root]
             if b > a:
-                name, source = root.signature.kernel, ""
-                if root.operation >= 0:
-                    op = self.program.bodies[root.body].graph.operations[root.operation]
-                    source = f"{op.source.file}:{op.source.line}" if op.source.file else ""
-                found.append(bar(unit.body, "compute", name, a, b, source))
+                source = line(self.program, root.body, root.operation)
+                found.append(bar(unit.body, "compute", root.signature.kernel, a, b, source))
         for k, a, b in step.flights:
             sent = step.sendings[k]
             body = self.program.body_of[FlatId(sent.value)]
@@ -196,6 +188,21 @@ class Streams:
             self.places.first(FlatId(value), readers), FlatId(value), combines
         )
         return replace(found, issue=found.arrive) if self.alone else found
+
+
+def line(program: FlatProgram, body: int, operation: int) -> str:
+    """Where an operation of a body was written; empty where that is not known, or it is a port."""
+    operations = program.bodies[body].graph.operations
+    source = operations[operation].source if 0 <= operation < len(operations) else None
+    return f"{source.file}:{source.line}" if source is not None and source.file else ""
+
+
+def _hidden(step: Step) -> tuple[np.ndarray, np.ndarray]:
+    """[times]: when something begins or ends, and for how long both streams were busy by then."""
+    every = (*step.runs, *step.flights)
+    edges = np.unique(np.array([0.0, *(t for _, a, b in every for t in (a, b))]))
+    both = np.diff(edges) * _busy(step.runs, edges) * _busy(step.flights, edges)
+    return edges, np.concatenate(([0.0], np.cumsum(both)))
 
 
 def _busy(spans: Sequence[tuple[int, float, float]], edges: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from tapestry_egg.plans.peak import Peak, PeakPart
 from tapestry_egg.plans.plan import Plan
 
 from .certificate import walked
+from .longest_path import line
 from .recount import Walk
 from .verdict import Certificate
 
@@ -44,14 +45,11 @@ def peak_of(walk: Walk, found: Certificate) -> Peak:
                 kind="argument" if entering and x.role == "made" else x.role,
                 bytes=x.amount,
                 made_by=op.kernel if op else "",
-                source=f"{op.source.file}:{op.source.line}" if op and op.source.file else "",
+                source=line(walk.program, body, maker),
             )
         )
     root = walk.program.instances[walk.schedule.units[min(tick // 2, len(begins) - 1)].root]
-    running, source = f"the {root.port} port", ""
-    if not root.port:
-        last = walk.program.bodies[root.body].graph.operations[root.operation]
-        running = last.kernel
-        source = f"{last.source.file}:{last.source.line}" if last.source.file else ""
+    running = f"the {root.port} port" if root.port else root.signature.kernel
+    source = line(walk.program, root.body, root.operation)
     order = sorted(parts, key=lambda p: (-p.bytes, p.name))
     return Peak(max(profile, default=0.0), at, running, source, tuple(order))

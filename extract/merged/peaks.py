@@ -36,7 +36,16 @@ _APART = 8
 
 
 # What is true of units in whatever order they run, and takes long to find.
-_IN_ANY_ORDER = ("_fused", "_turned", "_renewing", "_cut_inside", "_rounds", "doubled", "_given")
+_IN_ANY_ORDER = (
+    "_fused",
+    "_turned",
+    "_renewing",
+    "_cut_inside",
+    "_rounds",
+    "doubled",
+    "_given",
+    "_passing",
+)
 
 
 class _InAnyOrder(Lives):
@@ -47,16 +56,9 @@ class _InAnyOrder(Lives):
             getattr(given, name)
         self.__dict__.update(given.__dict__)
         self._known, self._ends = {}, {}
-        self._passing: dict[int, bool]
-        self.__dict__.setdefault("_passing", {})
         self.__dict__.pop("leaving", None)
         if given.program.spans:  # what a loop begins with depends on the order
             self.__dict__.pop("_renewed", None)
-
-    def _passes_on(self, u: int) -> bool:
-        if u not in self._passing:
-            self._passing[u] = super()._passes_on(u)
-        return self._passing[u]
 
 
 class _Reordered(_InAnyOrder):
@@ -87,7 +89,7 @@ class _Noted(_InAnyOrder):
         self._ends.clear()  # or it would not be noted again
         return super()._last_within(start, stop)
 
-    def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+    def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
         key = (what, v)
         if key not in self._known:
             outer, self.seen = self.seen, set()

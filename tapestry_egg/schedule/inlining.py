@@ -14,7 +14,7 @@ from tapestry_egg.zspace import Projection
 
 from .flatten import FlatProgram, Instance
 from .kernel_estimates import KernelEstimate, adds_columns, estimate, reads_too_much
-from .own_arrays import stored_once
+from .own_arrays import scattered_into, stored_once
 from .schedules import Schedule
 from .units import Unit, is_view
 
@@ -30,13 +30,15 @@ class Fusion:
     `elements`: what leaves a kernel beside something else, as a convolution's or a large product's
     result does beside the library's workspace. XLA's buffers (`IsUserOf`, in its heap_simulator.cc)
     let a kernel take the place only of what it reads as that leaves another, not of elements of a
-    tuple. What a unit reads, in memory, and its kernel is not to make, is `apart` from it
-    (`kernel_estimates.py`).
+    tuple. Nor does a kernel that goes element by element write over `aliased`: an array into which
+    scattered elements were written (`own_arrays.py`). What a unit reads, in memory, and its
+    kernel is not to make, is `apart` from it (`kernel_estimates.py`).
     """
 
     within: tuple[bool, ...]
     aligned: tuple[frozenset[FlatId], ...]
     elements: frozenset[FlatId] = frozenset()
+    aliased: frozenset[FlatId] = frozenset()
     apart: frozenset[tuple[int, FlatId]] = frozenset()
 
 
@@ -109,12 +111,13 @@ class _Fusing:
             frozenset() if turned else frozenset(x - y)
             for x, y, turned in zip(self.operands, self.elsewhere, self.turns, strict=True)
         ]
-        elements = frozenset[FlatId]()
+        elements, inside = frozenset[FlatId](), frozenset[FlatId]()
         if not self.epilogues:
             given = self.program, self.library_bytes
             leaving = [unit.outputs for unit in self.units if _leaves_a_tuple(unit, *given)]
             elements = elements.union(*leaving)
-        return Fusion(tuple(self.within), tuple(aligned), elements, self._apart())
+            inside = scattered_into(self.schedule, self.within)
+        return Fusion(tuple(self.within), tuple(aligned), elements, inside, self._apart())
 
     def _apart(self) -> frozenset[tuple[int, FlatId]]:
         """Sums along columns that are not within others, each with a value that a kernel makes

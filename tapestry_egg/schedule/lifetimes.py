@@ -33,7 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial, wraps
+from typing import TypeVar, cast
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
@@ -87,6 +88,19 @@ def lives_of(
     return schedule.once(lambda: Lives(schedule, epilogues, costs), "lives", epilogues, costs)
 
 
+T = TypeVar("T", bound=int)
+
+
+def _remembered(work: Callable[[Lives, int], T]) -> Callable[[Lives, int], T]:
+    """An answer for a value that is worked out once."""
+
+    @wraps(work)
+    def answer(lives: Lives, v: int) -> T:
+        return cast(T, lives.once(work.__name__, v, partial(work, lives)))
+
+    return answer
+
+
 class Lives:
     """When single values are in memory, in the order of a schedule."""
 
@@ -131,20 +145,19 @@ class Lives:
         """The even tick of a unit."""
         return 2 * u
 
-    def _once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+    def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+        """An answer for a value, worked out when it is asked for first."""
         if (what, v) not in self._known:
             self._known[what, v] = work(v)
         return self._known[what, v]
 
+    @_remembered
     def owns_memory(self, v: int) -> bool:
         """Whether a value takes memory of its own.
 
         Constants, views, what is computed where it is read, what a region sees of an outer value,
         and a new state in the old one's place do not.
         """
-        return bool(self._once("owns", v, self._owns))
-
-    def _owns(self, v: int) -> bool:
         u = self.maker[v]
         root = self.root(u)
         if root.port in ("constant", "invariant") or self._passes_on(u) or u in self._cut_inside:
@@ -250,7 +263,7 @@ class Lives:
             carried = root.port == "carry" and v == root.outputs[-1]
             read = {root.inputs[0]} if carried else set()
         elif root.signature.fusion == "loop":
-            read = set(self._fused.aligned[u])
+            read = set(self._fused.aligned[u] - self._fused.aliased)
         else:
             read = {root.inputs[p] for p in root.signature.written_over}
         types = self.program.types
@@ -267,11 +280,9 @@ class Lives:
             for x in roots
         )
 
+    @_remembered
     def birth(self, v: int) -> int:
         """The tick from which the value's array is there, that of its unit's run or the next."""
-        return self._once("birth", v, self._birth)
-
-    def _birth(self, v: int) -> int:
         unit = self.schedule.units[u := self.maker[v]]
         root, made = self._root(unit), self.made(v)
         if root.port == "stream" and self.users.get(v):
@@ -284,11 +295,9 @@ class Lives:
                 return max(made, until + 2)
         return made
 
+    @_remembered
     def death(self, v: int) -> int:
         """The tick of the copies for the last reader; the value is alive until the next is over."""
-        return self._once("death", v, self._death)
-
-    def _death(self, v: int) -> int:
         root = self.root(self.maker[v])
         if root.port in ("state", "input"):
             return self.end
@@ -299,10 +308,8 @@ class Lives:
             last = max([last, *(self._read_last(old) for old in self._renewed.get(v, []))])
         return last
 
+    @_remembered
     def _read_last(self, v: int) -> int:
-        return self._once("read", v, self._last_read)
-
-    def _last_read(self, v: int) -> int:
         last = self._there(v) - 1
         to = [r for r in self.users.get(v, []) if self._given.get(r) == self.maker[v]]
         if to and self._unread.issuperset(to):
@@ -375,23 +382,9 @@ class Lives:
             return self.end
         return min(self.through(u, v) + 2, self.end)
 
+    @_remembered
     def made(self, v: int) -> int:
         """The tick at which the unit runs that makes a value."""
-        return self._once("made", v, self._runs)
-
-    def _there(self, v: int) -> int:
-        """The tick at which all of a value is there: what a loop leaves, when that is over."""
-        return self._once("there", v, self._whole)
-
-    def _whole(self, v: int) -> int:
-        root = self.root(u := self.maker[v])
-        if root.port in ("carry", "stack") and v == root.outputs[-1]:
-            return self._loop_end(u) + 1
-        if root.port in ("input", "state"):  # those that leave are copied one after another
-            return self.tick(u) + 1
-        return self.made(v)
-
-    def _runs(self, v: int) -> int:
         unit = self.schedule.units[u := self.maker[v]]
         root = self._root(unit)
         if root.port == "stack":
@@ -400,6 +393,16 @@ class Lives:
                     units = enumerate(self.schedule.units)
                     return min(self.tick(k) for k, x in units if a <= x.root < z) + 1
         return 0 if root.port in ("input", "state") else self.tick(u) + 1
+
+    @_remembered
+    def _there(self, v: int) -> int:
+        """The tick at which all of a value is there: what a loop leaves, when that is over."""
+        root = self.root(u := self.maker[v])
+        if root.port in ("carry", "stack") and v == root.outputs[-1]:
+            return self._loop_end(u) + 1
+        if root.port in ("input", "state"):  # those that leave are copied one after another
+            return self.tick(u) + 1
+        return self.made(v)
 
     def root(self, u: int) -> Instance:
         """The last operation of a unit."""
@@ -410,8 +413,12 @@ class Lives:
 
     def _passes_on(self, u: int) -> bool:
         """Whether a unit makes nothing that is stored: a view, or part of every reader."""
-        port = self.root(u).port
-        return not port and (self._fused.within[u] or self._is_view(u))
+        return self._passing[u]
+
+    @cached_property
+    def _passing(self) -> list[bool]:
+        within, ports = self._fused.within, [self._root(x).port for x in self.schedule.units]
+        return [not p and (within[u] or self._is_view(u)) for u, p in enumerate(ports)]
 
     def _is_view(self, u: int) -> bool:
         return is_view(self.program, self.schedule.units[u])

@@ -645,13 +645,13 @@ def quarter_of_arrays(patch: pytest.MonkeyPatch) -> None:
 
 def freed_early(patch: pytest.MonkeyPatch) -> None:
     """Values that are gone once they are made."""
-    death = Lives._death
+    death = Lives.death
 
     def sooner(self: Any, v: int) -> int:
         last = death(self, v)
         return min(last, self.made(v)) if last < self.end else last
 
-    patch.setattr(Lives, "_death", sooner)
+    patch.setattr(Lives, "death", sooner)
 
 
 def half_the_traffic(patch: pytest.MonkeyPatch) -> None:
