@@ -24,12 +24,11 @@ from tapestry_egg.parallel.serving import tell
 
 from .annealing import Annealing, anneals
 from .closure import class_edges, closure, components
-from .cost_unit import Scaled, Unit
 from .elimination import eliminate
-from .form import AndOr
+from .form import AndOr, Scaled
 from .greedy import Chosen, Improvement, cost_of
 from .linear_program import Floats, Solved
-from .program import Model
+from .program import Model, Unit
 from .reductions import reduce
 
 #: (class, node) pairs of the problem that the first form was made of.
