@@ -8,13 +8,13 @@ rows `row[v] .. row[v + 1]`. Arrays that several parts share, as equal layers do
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.latencies import Latencies
-from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Variable, pooled
+from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Variable
 
 Labels = NDArray[np.int32]
 
@@ -81,7 +81,7 @@ def network_of(problem: Problem) -> Network:
 
     back = [p.a > p.b for p in pairs]
     ends = [(p.b, p.a) if b else (p.a, p.b) for p, b in zip(pairs, back, strict=True)]
-    labels, label = pooled(
+    labels, label = _pooled(
         [
             x
             for p, b in zip(pairs, back, strict=True)
@@ -114,7 +114,7 @@ def network_of(problem: Problem) -> Network:
             begin.append(problem.times + s.event)
             end.append(problem.times + s.event + 1)
             amounts.append(turned(s.amount) if b else s.amount)
-    flat, amount = pooled(amounts)
+    flat, amount = _pooled(amounts)
     every = np.array(ends, dtype=np.int64).reshape(-1, 2)
     link, links = _links(every, len(variables))
     shapes = [
@@ -164,6 +164,20 @@ def state_of(net: Network) -> State:
         messages=np.zeros(int(message[-1])),
         share=1.0 / np.maximum(np.maximum(later, earlier), 1),
     )
+
+
+def _pooled(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
+    """Arrays end to end, those that occur more than once but once, and where each begins."""
+    start: dict[int, int] = {}
+    distinct: list[NDArray[Any]] = []
+    size = 0
+    for x in arrays:
+        if id(x) not in start:
+            start[id(x)] = size
+            distinct.append(x.ravel())
+            size += x.size
+    flat = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
+    return flat, np.array([start[id(x)] for x in arrays], dtype=np.int64)
 
 
 def _joined(arrays: Sequence[Floats]) -> Floats:

@@ -70,7 +70,11 @@ class Record:
 def split(form: AndOr) -> list[AndOr]:
     """The parts of a form that share no class, each without constant; the form itself if one."""
     groups: dict[int, list[int]] = {}
-    for c, k in components(class_edges(form), strong=False).items():
+    edges = class_edges(form)
+    for c, below in list(edges.items()):
+        for d in below:
+            edges[d].add(c)
+    for c, k in components(edges).items():
         groups.setdefault(k, []).append(c)
     if len(groups) <= 1:
         return [form]
