@@ -1,8 +1,8 @@
 """Extraction: from what saturation found to the front of plans, with a bound for every point.
 
-In: strategies. Out: a front. Its folders in order: `problem`, `search`, `certify`, `front`; `gym`
-is extraction on its own, for the problems that others publish. To print what each makes:
-`front.stages["choices"]`, `["problems"]`, `["results"]` and `["front"]`.
+In: strategies. Out: a front. Its folders in order: `choices`, `problem`, `engine`, `certify`,
+`front`; `gym` is extraction on its own, for the problems that others publish. To print what each
+makes: `front.stages["choices"]`, `["problems"]`, `["results"]` and `["front"]`.
 """
 
 from __future__ import annotations

@@ -86,8 +86,7 @@ def network_of(problem: Problem) -> Network:
             x
             for p, b in zip(pairs, back, strict=True)
             for x in ((p.label_b, p.label_a) if b else (p.label_a, p.label_b))
-        ],
-        np.int32,
+        ]
     )
     # Seconds and joules of a pair start at the same place: they are pooled by both arrays.
     tables: dict[tuple[int, int, bool], int] = {}
@@ -115,7 +114,7 @@ def network_of(problem: Problem) -> Network:
             begin.append(problem.times + s.event)
             end.append(problem.times + s.event + 1)
             amounts.append(turned(s.amount) if b else s.amount)
-    flat, amount = _pooled(amounts, np.float64)
+    flat, amount = _pooled(amounts)
     every = np.array(ends, dtype=np.int64).reshape(-1, 2)
     link, links = _links(every, len(variables))
     shapes = [
@@ -131,7 +130,7 @@ def network_of(problem: Problem) -> Network:
         ends=every,
         shape=np.array(shapes, dtype=np.int64).reshape(-1, 2),
         label=label.reshape(-1, 2),
-        labels=labels,
+        labels=labels.astype(np.int32),
         entry=np.array(entry, dtype=np.int64),
         pair_seconds=_joined(seconds),
         pair_joules=_joined(joules),
@@ -141,7 +140,7 @@ def network_of(problem: Problem) -> Network:
         begin=np.array(begin, dtype=np.int64),
         end=np.array(end, dtype=np.int64),
         amount=amount,
-        amounts=np.where(np.isfinite(flat), flat, 0.0),
+        amounts=np.where(np.isfinite(flat), flat, 0.0).astype(np.float64),
         moments=problem.times,
         times=problem.times + events,
         maker=latencies.maker,
@@ -167,18 +166,18 @@ def state_of(net: Network) -> State:
     )
 
 
-def _pooled(arrays: Sequence[NDArray[Any]], dtype: Any) -> tuple[NDArray[Any], Ints]:
-    """Arrays end to end, the same object once, and where each begins."""
-    begin: dict[int, int] = {}
+def _pooled(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
+    """Arrays end to end, those that occur more than once but once, and where each begins."""
+    start: dict[int, int] = {}
     distinct: list[NDArray[Any]] = []
     size = 0
     for x in arrays:
-        if id(x) not in begin:
-            begin[id(x)] = size
+        if id(x) not in start:
+            start[id(x)] = size
             distinct.append(x.ravel())
             size += x.size
-    flat = np.concatenate(distinct) if distinct else np.zeros(0)
-    return flat.astype(dtype, copy=False), np.array([begin[id(x)] for x in arrays], dtype=np.int64)
+    flat = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
+    return flat, np.array([start[id(x)] for x in arrays], dtype=np.int64)
 
 
 def _joined(arrays: Sequence[Floats]) -> Floats:

@@ -46,8 +46,8 @@ class Extraction:
     gained: float = field(default_factory=time.perf_counter)  # when value or bound last improved
     seconds: float = 0.0
 
-    def offer(self, choice: Choice) -> bool:
-        """Take a choice if it is legal and better than the one held; says whether it was.
+    def offer(self, choice: Choice) -> None:
+        """Take a choice if it is better than the one held.
 
         Raises ExtractError for an illegal one: its method is then at fault.
         """
@@ -58,22 +58,18 @@ class Extraction:
                 where=f"choice problem {self.problem.name}",
                 hint="This is a defect of tapestry-egg; please report the file.",
             )
-        if found.cost >= self.value:
-            return False
-        with held():
-            self.choice, self.value = choice, found.cost
-            self.bound = min(self.bound, found.cost)
-        self._gain()
-        return True
+        if found.cost < self.value:
+            with held():
+                self.choice, self.value = choice, found.cost
+                self.bound = min(self.bound, found.cost)
+            self._gain()
 
-    def raise_bound(self, bound: Number) -> bool:
-        """Take a lower bound if it is better than the one held; says whether it was."""
+    def raise_bound(self, bound: Number) -> None:
+        """Take a lower bound if it is better than the one held."""
         bound = min(self.problem.least(bound), self.value)
-        if not bound > self.bound:
-            return False
-        self.bound = bound
-        self._gain()
-        return True
+        if bound > self.bound:
+            self.bound = bound
+            self._gain()
 
     def close(self) -> None:
         """Note that nothing is better than the choice held."""

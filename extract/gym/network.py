@@ -289,10 +289,15 @@ def _room(x: _Arrays, limit: int) -> tuple[Ints, Ints]:
 
 def _used(x: _Arrays, amounts: Ints) -> Ints:
     """What is used at each moment [moments] where each use takes so much [uses]."""
-    steps = np.zeros(len(x.base) + 1, dtype=np.int64)
-    np.add.at(steps, x.span[:, 0], amounts)
-    np.subtract.at(steps, x.span[:, 1], amounts)
-    return x.base + np.cumsum(steps[:-1])
+    return x.base + _profile(len(x.base), x.span, amounts)
+
+
+def _profile(moments: int, span: Ints, amounts: Ints) -> Ints:
+    """What uses of some spans [uses, 2] and amounts [uses] take at each moment [moments]."""
+    steps = np.zeros(moments + 1, dtype=np.int64)
+    np.add.at(steps, span[:, 0], amounts)
+    np.subtract.at(steps, span[:, 1], amounts)
+    return np.cumsum(steps[:-1])
 
 
 def _restricted(x: _Arrays, stays: Flags) -> _Arrays:
@@ -327,10 +332,7 @@ def _without(x: _Arrays, single: Flags) -> _Arrays:
     number = np.cumsum(~single) - 1
     inside = np.repeat(~folded, x.size[x.first] * x.size[x.second])
     gone = single[x.owner]
-    steps = np.zeros(len(x.base) + 1, dtype=np.int64)
-    taken = x.amounts[x.amount[:-1][gone]]
-    np.add.at(steps, x.span[gone, 0], taken)
-    np.subtract.at(steps, x.span[gone, 1], taken)
+    taken = _profile(len(x.base), x.span[gone], x.amounts[x.amount[:-1][gone]])
     return _Arrays(
         x.size[~single],
         cost[np.repeat(~single, x.size)],
@@ -340,7 +342,7 @@ def _without(x: _Arrays, single: Flags) -> _Arrays:
         number[x.owner[~gone]],
         x.span[~gone],
         x.amounts[np.repeat(~gone, x.size[x.owner])],
-        x.base + np.cumsum(steps[:-1]),
+        x.base + taken,
         x.constant + float(cost[begin[:-1][single]].sum()),
     )
 
@@ -397,10 +399,7 @@ def _binding(x: _Arrays, limit: int, above: int | None) -> tuple[_Arrays, Ints]:
     if len(keys):
         low = np.minimum.reduceat(amounts, begin[:-1])
         amounts -= np.repeat(low, length)
-        steps = np.zeros(len(base) + 1, dtype=np.int64)
-        np.add.at(steps, keys[:, 1], low)
-        np.subtract.at(steps, keys[:, 2], low)
-        base = base + np.cumsum(steps[:-1])
+        base = base + _profile(len(base), keys[:, 1:], low)
         used = np.maximum.reduceat(amounts, begin[:-1]) > 0
         amounts, keys = amounts[np.repeat(used, length)], keys[used]
     made = replace(x, owner=keys[:, 0], span=keys[:, 1:], amounts=amounts, base=base)

@@ -10,10 +10,9 @@ Where collectives run beside kernels, seconds are not additive but a longest pat
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import count
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,10 +26,6 @@ from .timeline import Timeline
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 K = TypeVar("K", bound=Hashable)
-
-# So many labellings are evaluated one by one before all tables are put end to end: each takes 2 ms
-# of the step of Llama-8B, and that 4 to 50 (0.1 each afterwards).
-_FEW = 6
 
 
 @dataclass(frozen=True)
@@ -119,14 +114,6 @@ class Problem:
         return float(found.seconds.sum() + found.pair_seconds.sum())
 
     @cached_property
-    def evaluation(self) -> tuple[int, int]:
-        """Calls and entries that an evaluation reads."""
-        entries = 8 * len(self._moments[0]) + 6 * len(self.pairs) + 4 * self.times
-        if self.timeline is None:
-            return 40, entries
-        return 60 + len(self.timeline), entries + 8 * len(self._events)
-
-    @cached_property
     def _moments(self) -> tuple[Ints, Ints]:
         """Where the uses begin and end, of all variables and then of all pairs."""
         every = [(u.start, u.end) for x in self._parts for u in x.uses]
@@ -149,10 +136,7 @@ class Problem:
         return np.concatenate(([seconds], lengths))
 
     def _entries(self, rows: Ints) -> _Entries:
-        """What one row per variable has of all tables. To put these end to end takes as long as
-        many labellings take without it."""
-        if "_flat" in self.__dict__ or next(self._asked) >= _FEW:
-            return self._flat.entries(rows)
+        """What one row per variable has of all tables."""
         taken = rows.tolist()
         own: list[tuple[Variable | Pair, Any]] = [*zip(self.variables, taken, strict=True)]
         pairs: list[tuple[Variable | Pair, Any]] = [
@@ -167,14 +151,6 @@ class Problem:
             bytes=_numbers(u.amount[at] for x, at in every for u in x.uses),
             spans=_numbers(s.amount[at] for x, at in every for s in x.spans),
         )
-
-    @cached_property
-    def _asked(self) -> Iterator[int]:
-        return count()
-
-    @cached_property
-    def _flat(self) -> _Flat:
-        return _Flat(self)
 
 
 def _numbers(amounts: Iterable[Any]) -> Floats:
@@ -192,65 +168,6 @@ class _Entries:
     pair_joules: Floats
     bytes: Floats
     spans: Floats
-
-
-class _Flat:
-    """All tables of a problem end to end, so that one labelling is evaluated by a few gathers."""
-
-    def __init__(self, problem: Problem) -> None:
-        variables, pairs = problem.variables, problem.pairs
-        self.seconds, self.row_start = pooled([v.seconds for v in variables])
-        self.joules, self.joule_start = pooled([v.joules for v in variables])
-        self.pair_a = np.array([p.a for p in pairs], dtype=np.int64)
-        self.pair_b = np.array([p.b for p in pairs], dtype=np.int64)
-        self.label_a, self.a_start = pooled([p.label_a for p in pairs])
-        self.label_b, self.b_start = pooled([p.label_b for p in pairs])
-        self.width = np.array([p.seconds.shape[1] for p in pairs], dtype=np.int64)
-        self.pair_seconds, self.pair_start = pooled([p.seconds for p in pairs])
-        self.pair_joules, self.pair_joule_start = pooled([p.joules for p in pairs])
-        own = [(i, u) for i, v in enumerate(variables) for u in v.uses]
-        shared = [(i, u) for i, p in enumerate(pairs) for u in p.uses]
-        self.use_of = np.array([i for i, _ in own], dtype=np.int64)
-        self.use_amount, self.use_start = pooled([u.amount for _, u in own])
-        self.pair_use_of = np.array([i for i, _ in shared], dtype=np.int64)
-        self.pair_use_amount, self.pair_use_start = pooled([u.amount for _, u in shared])
-        spans = [(i, s) for i, v in enumerate(variables) for s in v.spans]
-        pair_spans = [(i, s) for i, p in enumerate(pairs) for s in p.spans]
-        self.span_of = np.array([i for i, _ in spans], dtype=np.int64)
-        self.span_amount, self.span_start = pooled([s.amount for _, s in spans])
-        self.pair_span_of = np.array([i for i, _ in pair_spans], dtype=np.int64)
-        self.pair_span_amount, self.pair_span_start = pooled([s.amount for _, s in pair_spans])
-
-    def entries(self, rows: Ints) -> _Entries:
-        """What one row per variable has of all tables."""
-        pair = self.label_a.take(self.a_start + rows[self.pair_a]) * self.width
-        pair += self.label_b.take(self.b_start + rows[self.pair_b])
-        own = self.use_amount.take(self.use_start + rows[self.use_of])
-        shared = self.pair_use_amount.take(self.pair_use_start + pair[self.pair_use_of])
-        spans = self.span_amount.take(self.span_start + rows[self.span_of])
-        pair_spans = self.pair_span_amount.take(self.pair_span_start + pair[self.pair_span_of])
-        return _Entries(
-            seconds=self.seconds.take(self.row_start + rows),
-            joules=self.joules.take(self.joule_start + rows),
-            pair_seconds=self.pair_seconds.take(self.pair_start + pair),
-            pair_joules=self.pair_joules.take(self.pair_joule_start + pair),
-            bytes=np.concatenate((own, shared)),
-            spans=np.concatenate((spans, pair_spans)),
-        )
-
-
-def pooled(arrays: Sequence[NDArray[Any]]) -> tuple[NDArray[Any], Ints]:
-    """Arrays end to end, those that occur more than once but once, and where each begins."""
-    start: dict[int, int] = {}
-    distinct: list[NDArray[Any]] = []
-    size = 0
-    for x in arrays:
-        if id(x) not in start:
-            start[id(x)] = size
-            distinct.append(x.ravel())
-            size += x.size
-    flat = np.concatenate(distinct) if distinct else np.zeros(0, dtype=np.int64)
-    return flat, np.array([start[id(x)] for x in arrays], dtype=np.int64)
 
 
 def label(keys: Sequence[K]) -> tuple[Ints, list[K]]:

@@ -5,7 +5,6 @@ Every labelling of small random problems is tried, and its seconds are worked ou
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -142,21 +141,3 @@ def test_a_problem_with_a_timeline_travels() -> None:
     assert other.timeline is not None and problem.timeline is not None
     assert other.lengths(rows).tolist() == problem.lengths(rows).tolist()
     assert other.evaluate(rows)[0] == problem.evaluate(rows)[0]
-
-
-def test_the_first_labellings_are_evaluated_as_all_others_are() -> None:
-    """Only after some of them all tables are put end to end."""
-    rng = np.random.default_rng(3)
-    for timed in (True, False):
-        for _ in range(5):
-            problem = random_problem(rng)
-            problem = problem if timed else replace(problem, timeline=None)
-            rows = [np.array([rng.integers(len(v)) for v in problem.variables]) for _ in range(3)]
-            first = [problem.evaluate(x) for x in rows]
-            serial = [problem.serial(x) for x in rows[:2]]
-            for _ in range(8):
-                problem.evaluate(rows[0])
-            for x, (seconds, joules, profile) in zip(rows, first, strict=True):
-                now = problem.evaluate(x)
-                assert now[:2] == (seconds, joules) and np.array_equal(now[2], profile)
-            assert [problem.serial(x) for x in rows[:2]] == serial

@@ -12,8 +12,6 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from .form import AndOr
 
 # Sets over more classes than this would need more memory than they are worth.
@@ -161,17 +159,41 @@ def _fixpoint(
     return sets
 
 
-def components(edges: Mapping[int, Iterable[int]], strong: bool = True) -> dict[int, int]:
-    """Class -> number of its component, strongly connected or connected at all."""
-    from scipy.sparse import csr_matrix
-    from scipy.sparse.csgraph import connected_components
-
-    at = {c: i for i, c in enumerate(edges)}
-    ends = [(i, at[d]) for c, i in at.items() for d in edges[c]]
-    first, second = np.array(ends, dtype=np.int64).reshape(-1, 2).T
-    graph = csr_matrix((np.ones(len(ends)), (first, second)), shape=(len(at), len(at)))
-    found = connected_components(graph, connection="strong" if strong else "weak")[1]
-    return dict(zip(edges, found.tolist(), strict=True))
+def components(edges: Mapping[int, Iterable[int]]) -> dict[int, int]:
+    """Class -> number of its strongly connected component (Tarjan, without recursion)."""
+    index: dict[int, int] = {}
+    low: dict[int, int] = {}
+    found: dict[int, int] = {}
+    stack: list[int] = []
+    count = 0
+    for start in edges:
+        if start in index:
+            continue
+        work = [(start, iter(edges[start]))]
+        index[start] = low[start] = len(index)
+        stack.append(start)
+        while work:
+            v, rest = work[-1]
+            for w in rest:
+                if w not in index:
+                    index[w] = low[w] = len(index)
+                    stack.append(w)
+                    work.append((w, iter(edges[w])))
+                    break
+                if w not in found:
+                    low[v] = min(low[v], index[w])
+            else:
+                work.pop()
+                if work:
+                    low[work[-1][0]] = min(low[work[-1][0]], low[v])
+                if low[v] == index[v]:
+                    while True:
+                        w = stack.pop()
+                        found[w] = count
+                        if w == v:
+                            break
+                    count += 1
+    return found
 
 
 def class_edges(form: AndOr) -> dict[int, set[int]]:

@@ -14,6 +14,9 @@ import numpy as np
 
 from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem, Column
 
+#: A scaled cost, with the constant; inf where there is none.
+Scaled = int | float
+
 
 class AndOr:
     """Classes of nodes, each node with the distinct classes that it needs.

@@ -10,9 +10,8 @@ from fractions import Fraction
 from tapestry_egg.extract.gym.choices import ChoiceProblem, Number
 from tapestry_egg.extract.gym.extraction import Extraction
 
-from .cost_unit import Scaled
 from .elimination import eliminate
-from .form import AndOr, choice_of, working_form
+from .form import AndOr, Scaled, choice_of, working_form
 from .greedy import Chosen, bottom_up, greedy_dag
 from .reductions import keep_derivable, reduce
 from .search import Picks, Record, Search

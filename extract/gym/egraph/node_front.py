@@ -16,9 +16,8 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.choices import ChoiceProblem
 from tapestry_egg.extract.gym.fronts import Front, Gap, Sweep
 
-from .cost_unit import Scaled
 from .elimination import WIDEST, Entry, chosen_nodes, eliminate, non_dominated
-from .form import AndOr, choice_of, working_form
+from .form import AndOr, Scaled, choice_of, working_form
 from .greedy import bottom_up
 from .methods import impossible
 from .reductions import reduce

@@ -140,22 +140,11 @@ def drop_dominated(form: AndOr, known: Closure | None) -> None:
 def _cheapest_of_same_needs(form: AndOr, members: list[int], gone: list[int]) -> list[int]:
     """Of nodes that need the same, those that no other undercuts in every objective."""
     costs = form.costs
-    if len(costs) == 1:
-        (cost,) = costs
-        best: dict[frozenset[int], int] = {}
-        for n in members:
-            m = best.setdefault(form.needs[n], n)
-            if m != n:
-                worse = n if cost[m] <= cost[n] else m
-                best[form.needs[n]] = m if worse == n else n
-                gone.append(worse)
-        return list(best.values())
     groups: dict[frozenset[int], list[int]] = {}
     for n in sorted(members, key=lambda n: ([k[n] for k in costs], n)):
         group = groups.setdefault(form.needs[n], [])
         # Of two objectives the second falls along a group: the last has the least.
-        rivals = group[-1:] if len(costs) == 2 else group
-        if any(all(k[m] <= k[n] for k in costs) for m in rivals):
+        if group and costs[-1][group[-1]] <= costs[-1][n]:
             gone.append(n)
         else:
             group.append(n)

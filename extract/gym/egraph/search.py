@@ -24,12 +24,11 @@ from tapestry_egg.parallel.serving import tell
 
 from .annealing import Annealing, anneals
 from .closure import class_edges, closure, components
-from .cost_unit import Scaled, Unit
 from .elimination import eliminate
-from .form import AndOr
+from .form import AndOr, Scaled
 from .greedy import Chosen, Improvement, cost_of
 from .linear_program import Floats, Solved
-from .program import Model
+from .program import Model, Unit
 from .reductions import reduce
 
 #: (class, node) pairs of the problem that the first form was made of.
@@ -71,7 +70,11 @@ class Record:
 def split(form: AndOr) -> list[AndOr]:
     """The parts of a form that share no class, each without constant; the form itself if one."""
     groups: dict[int, list[int]] = {}
-    for c, k in components(class_edges(form), strong=False).items():
+    edges = class_edges(form)
+    for c, below in list(edges.items()):
+        for d in below:
+            edges[d].add(c)
+    for c, k in components(edges).items():
         groups.setdefault(k, []).append(c)
     if len(groups) <= 1:
         return [form]

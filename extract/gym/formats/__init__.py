@@ -29,12 +29,7 @@ def read(path: str | Path) -> tuple[ChoiceProblem, str]:
 
     Raises ExtractError for a file that cannot be read, is no JSON, or has no known format.
     """
-    return recognised(read_document(path), path)
-
-
-def read_document(path: str | Path) -> Any:
-    """What a file (.json or .json.gz) says. Raises ExtractError where it cannot be read."""
-    return _decoded(read_unpacked(path, ExtractError), path)
+    return recognised(_decoded(read_unpacked(path, ExtractError), path), path)
 
 
 def document_of(data: bytes, path: str | Path) -> Any:
