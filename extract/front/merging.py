@@ -151,7 +151,7 @@ class _Merging:
                 continue
             try:
                 given = self.results, result.assembled, candidate, self.objectives, grounds
-                plan = bounded_plan(*given)
+                plan = bounded_plan(*given, listed=False)
             except ExtractError:  # which the front says of it
                 continue
             ground = Ground(choices.schedule, self.machine)
@@ -282,7 +282,7 @@ def _made(
 ) -> Plan | None:
     """The plan with such groups merged; None where they cannot be."""
     try:
-        body, schedule = with_merged(plan.body, feedback, groups)
+        body, schedule = with_merged(plan.body, feedback, groups, ground.schedule)
         other = replace(plan, body=body)
         own = Ground(schedule, ground.target)
         own.legal |= ground.legal  # of the same operations, which the other ground keeps alive
