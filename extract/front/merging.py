@@ -37,9 +37,9 @@ from .notes import Note, note
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01
 
-# Operations that all labellings have together that are looked at for each unit of work, and at most;
+# Operations of all labellings together that are looked at, for each unit of work and at most;
 # the first is in any case.
-_SEEN, _MOST_SEEN = 13_000, 60_000
+_SEEN, _MOST_SEEN = 17_500, 60_000
 
 # Collectives that are merged or not one by one: those that save most.
 _MOST_GROUPS = 8
