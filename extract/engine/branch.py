@@ -26,8 +26,8 @@ Flags = NDArray[np.bool_]
 # Steps of prices at the root and at every other node; passes of messages at each.
 _ROOT, _STEPS, _SWEEPS = 60, 8, 2
 
-#: Steps of prices that a node takes, about.
-PER_NODE = 6
+#: Steps of prices that the root takes, and any other node, about.
+AT_ROOT, PER_NODE = 30, 6
 
 # The first step as a share of Polyak's, and by what it shrinks when a bound does not rise.
 _FIRST, _SHORTER = 0.6, 0.6

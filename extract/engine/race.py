@@ -29,8 +29,9 @@ from .search import Search, share
 # learn from each other's labellings, one after the other.
 _TOGETHER = 4
 
-# Nodes of branch and bound of one task.
-_NODES = 2000
+# Nodes of branch and bound when a task is begun, how many times more whenever it is taken up again,
+# and at most: every network has a turn before another is searched in depth.
+_NODES, _MORE, _MOST_NODES = 32, 8, 2048
 
 # A task that leaves more than this share of a gap is not tried again at the same limits.
 _VAIN = 0.8
@@ -84,7 +85,7 @@ class Race:
     late: bool = False  # whether the clock ended it
     begun: set[int] = field(default_factory=set)  # the networks that were searched at all
     _vain: set[Task] = field(default_factory=set)
-    _tried: set[Task] = field(default_factory=set)
+    _tried: dict[Task, int] = field(default_factory=dict)  # how often
 
     def run(self) -> None:
         """Search until every gap is small, or the effort is spent."""
@@ -120,22 +121,35 @@ class Race:
             if not tasks:
                 break
             before = [share(x.known, self._bound(x)) for x in tasks]
-            self._all(pool, [partial(self._work_on, x) for x in tasks])
+            most = (self.effort.work - self._spent()) / len(tasks)
+            self._all(pool, [partial(self._work_on, x, most) for x in tasks])
             for x, was in zip(tasks, before, strict=True):
                 now = share(self._known(x.level, x.limits), self._bound(x))
-                again = x in self._tried
-                self._tried.add(x)
-                if now > self.effort.gap and (again or now > _VAIN * was):
+                times = self._tried[x] = self._tried.get(x, 0) + 1
+                vain = times > self._turns(x) or (times == self._turns(x) and now > _VAIN * was)
+                if now > self.effort.gap and vain:
                     self._vain.add(x)
                 if now < was:
                     self._gained = time.perf_counter()
 
-    def _work_on(self, task: Task) -> None:
+    def _turn(self, task: Task) -> int:
+        """Which turn of a task is next; of large networks, whose turns are long, those with the
+        least bounds come first."""
+        return self._tried.get(task, 0) if self.searches[task.network].small else 0
+
+    def _turns(self, task: Task) -> int:
+        """After how many turns a task has had as much work at once as it ever gets."""
+        deepest = round(math.log(_MOST_NODES / _NODES, _MORE))
+        return 1 + deepest if self.searches[task.network].small else 1
+
+    def _work_on(self, task: Task, most: float) -> None:
+        """Take up a task, with `most` units of work."""
         search, limits = self.searches[task.network], task.limits
         if search.small:
-            search.close(limits, task.known, _NODES)
+            nodes = min(_NODES * _MORE ** self._tried.get(task, 0), _MOST_NODES)
+            search.close(limits, task.known, nodes, most)
         else:
-            search.approach(limits, task.known)
+            search.approach(limits, task.known, most)
 
     def _bound(self, task: Task) -> float:
         return self.searches[task.network].archive.bound(*task.pair)
@@ -143,8 +157,9 @@ class Race:
     def _fastest(self, network: int) -> Call:
         """To begin with a network: with care where plans may be faster than those found so far on
         no more devices."""
-        most = 0 if self.devices is None else self.devices[network]
-        return partial(self.searches[network].fastest, self._known(most, Limits()))
+        devices = 0 if self.devices is None else self.devices[network]
+        most = (self.effort.work - self._spent()) / (len(self.searches) - len(self.begun))
+        return partial(self.searches[network].fastest, self._known(devices, Limits()), most)
 
     def _of_form(self, network: int) -> tuple[float, int]:
         """Networks of forms that are known to be fast come first."""
@@ -185,23 +200,24 @@ class Race:
             self.report([s.archive for s in self.searches])
 
     def _next(self) -> list[Task]:
-        """The tasks with the widest gaps, each of another form."""
-        gaps: list[tuple[float, Task]] = []
+        """The tasks with the widest gaps, each of another form; first turns come first."""
+        gaps: list[tuple[int, float, Task]] = []
         for level in self._levels():
             mine = [k for k in self._of(level) if k not in self.within]
             for limits, known, weight in self._open(level):
-                bounds = [self.searches[k].archive.bound(*astuple(limits)) for k in mine]
-                for n in np.argsort(bounds, kind="stable").tolist():
-                    gap = share(known, bounds[n])
-                    task = Task(mine[n], limits, level, known)
-                    if gap <= self.effort.gap:
-                        break
-                    if task not in self._vain:
-                        gaps.append((-weight * min(gap, 1e6), task))
-                        break
-        gaps.sort(key=lambda x: (x[0], x[1].network, x[1].pair))
+                rivals = [
+                    (self._turn(task), bound, task)
+                    for k in mine
+                    for task in [Task(k, limits, level, known)]
+                    for bound in [self.searches[k].archive.bound(*astuple(limits))]
+                    if task not in self._vain and share(known, bound) > self.effort.gap
+                ]
+                if rivals:
+                    turn, bound, task = min(rivals, key=lambda x: x[:2])
+                    gaps.append((turn, -weight * min(share(known, bound), 1e6), task))
+        gaps.sort(key=lambda x: (*x[:2], x[2].network, x[2].pair))
         chosen: dict[int, Task] = {}
-        for _, task in gaps:
+        for _, _, task in gaps:
             if len(chosen) < _TOGETHER:
                 chosen.setdefault(id(self.searches[task.network].mixtures), task)
         return list(chosen.values())
@@ -260,8 +276,12 @@ class Race:
     def _satisfied(self) -> bool:
         return self.limits is None or self._known(self._levels()[-1], self.limits) < np.inf
 
+    def _spent(self) -> float:
+        """Units of work so far."""
+        return sum(s.work.units for s in self.searches)
+
     def _over(self) -> bool:
-        if sum(s.work.units for s in self.searches) >= self.effort.work:
+        if self._spent() >= self.effort.work:
             return True
         now = time.perf_counter()
         late = now > self._begun + self.effort.seconds

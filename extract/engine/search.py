@@ -271,9 +271,11 @@ class Search:
 
     # The ends of the front
 
-    def fastest(self, known: float = np.inf) -> None:
+    def fastest(self, known: float = np.inf, most: float = np.inf) -> None:
         """Find and bound the fastest plan; less carefully where none is faster than `known`, the
-        seconds of one that was found elsewhere. Raises ExtractError when no legal one is found."""
+        seconds of one that was found elsewhere, and after `most` units of work. Raises ExtractError
+        when no legal one is found."""
+        most += self.work.units
         free = Prices(np.zeros(self.all.net.moments))
         cut = self.bound(free, _FIRST, enough=known / (1.0 + self.gap))
         self._remember(self._here())
@@ -281,8 +283,8 @@ class Search:
         if not np.isfinite(found.seconds):
             found = self._legal()
         slower = share(known, cut.value) <= self.gap
-        if self.problem.paths is not None and not slower:
-            self.approach(Limits(), min(known, found.seconds))
+        if self.problem.paths is not None and not slower and self.work.units < most:
+            self.approach(Limits(), min(known, found.seconds), most - self.work.units)
             found = min(self.archive.candidates, key=lambda c: c.costs)
         self._descended(found, found.peak)
 
@@ -341,9 +343,9 @@ class Search:
 
     # Within one pair of limits
 
-    def approach(self, limits: Limits, known: float) -> None:
+    def approach(self, limits: Limits, known: float, most: float = np.inf) -> None:
         """Raise the bound within limits, and find plans there; `known` are the seconds of the
-        fastest one, wherever it was found.
+        fastest one, wherever it was found. It ends after one step where that takes `most` units.
 
         Prices go part of the way from those that prove most to those at which known labellings
         balance, on a core; where they prove most there, the whole network is bounded.
@@ -354,11 +356,11 @@ class Search:
         mixture = self._mixture(limits)
         if mixture is None:
             return
-        prices = _toward(place.prices, mixture.prices, _FAR)
+        prices, most = _toward(place.prices, mixture.prices, _FAR), self.work.units + most
         self.bound(prices, _AGAIN)
         for n in range(_ROUNDS):
             part = self._core(mixture.parts[:_PARTS])
-            prices, hoped, found = self._balanced(part, limits, prices, known)
+            prices, hoped, found = self._balanced(part, limits, prices, known, most)
             if limits.hold(found):
                 known = min(known, found.seconds)
             self.all.state.messages[part.message_of] = part.state.messages
@@ -367,7 +369,8 @@ class Search:
             if value > _proven(place.cut, limits):
                 place = self._here()
                 self._remember(place)
-            if share(known, value) <= self.gap or n == _ROUNDS - 1:
+            ended = n == _ROUNDS - 1 or self.work.units >= most
+            if share(known, value) <= self.gap or ended:
                 break
             if share(hoped, value) <= _MET * min(share(known, value), 1.0):
                 break  # all rows of the network prove as much as those of the core
@@ -386,10 +389,10 @@ class Search:
         return self.mixtures.shortest(self.number, limits, self.work)
 
     def _balanced(
-        self, part: Part, limits: Limits, prices: Prices, known: float
+        self, part: Part, limits: Limits, prices: Prices, known: float, most: float
     ) -> tuple[Prices, float, Candidate]:
         """Prices that prove most for a part of the network within limits, what they prove there,
-        and the last labelling found."""
+        and the last labelling found; until `most` units of work are spent."""
         best, reached, far = prices, -np.inf, _FAR
         for step in range(_STEPS):
             found = self.settle(prices, _SWEEPS, (), part)
@@ -402,7 +405,8 @@ class Search:
                 far *= _SHORTER
             mixture = self._mixture(limits)
             gap = share(known, reached)
-            if mixture is None or gap <= self.gap or step == _STEPS - 1:
+            ended = step == _STEPS - 1 or self.work.units >= most
+            if mixture is None or gap <= self.gap or ended:
                 break
             if share(mixture.seconds, reached) <= _MET * min(gap, 1.0):
                 break  # no prices prove much more
@@ -430,25 +434,26 @@ class Search:
         worse = self.problem.paths is not None and moved.seconds > found.seconds
         return found if worse and found.peak <= limit else moved
 
-    def close(self, limits: Limits, known: float, nodes: int) -> bool:
+    def close(self, limits: Limits, known: float, nodes: int, most: float = np.inf) -> bool:
         """Find the fastest plan within limits, if it is faster than `known`, and prove it; whether
-        that was done in so many nodes of branch and bound."""
-        gap = max(0.5 * self.gap, 1e-4)
-        bound, best, rows = self._branched(limits, known, gap, nodes, -1.0)
+        that was done in so many nodes of branch and bound, and in `most` units of work."""
+        gap, most = max(0.5 * self.gap, 1e-4), self.work.units + most
+        bound, best, rows = self._branched(limits, known, gap, nodes, -1.0, most)
         settled = bound >= best * (1.0 - gap) * (1.0 - 1e-12)
         if settled and rows is None and best > self.most_seconds:
             bound = np.inf  # nothing at all is within the limits
         self.archive.cuts.append(Cut(bound, 0.0, 0.0, limits.peak, limits.joules))
         if rows is not None and self.problem.latencies is not None:
             fits = [c.unmerged for c in self.archive.candidates if limits.hold(c)]
-            self._branched(limits, min(fits, default=np.inf), self.gap, _UNMERGED, 0.0)
+            self._branched(limits, min(fits, default=np.inf), self.gap, _UNMERGED, 0.0, most)
         return settled
 
     def _branched(
-        self, limits: Limits, known: float, gap: float, nodes: int, merging: float
+        self, limits: Limits, known: float, gap: float, nodes: int, merging: float, most: float
     ) -> tuple[float, float, Ints | None]:
-        """What branch and bound proves and finds: bound, seconds, rows. `merging` is what a second
-        of latency counts that is on no chain: -1, or 0 where nothing is merged."""
+        """What branch and bound proves and finds: bound, seconds, rows; in so many nodes, and the
+        first besides until `most` units of work are spent. `merging` is what a second of latency
+        counts that is on no chain: -1, or 0 where nothing is merged."""
         upper = min(known, 2.0 * self.most_seconds + 1e-9)
         whole = self.all
         prices = np.zeros(whole.net.moments + 1)
@@ -461,12 +466,15 @@ class Search:
                 chains = mixture.prices.events[2:].copy()
         within = np.array([max(limits.peak, 1.0), max(limits.joules, 1e-12)])
         forbidden = 4.0 * self.most_seconds + 1e-6
+        each = whole.pricing + 2 * whole.sweeping + self._evaluating
+        root, other = branch.AT_ROOT * each, branch.PER_NODE * each
+        left = (most - self.work.units - root) / other
+        limit = max(1.0, min(float(nodes), 1.0 + left))
         bound, best, rows, visited = branch.branch(
-            whole.net, whole.state, within, prices, chains, merging, upper, gap, nodes, forbidden
+            whole.net, whole.state, within, prices, chains, merging, upper, gap, limit, forbidden
         )
         whole.prices = None
-        each = whole.pricing + 2 * whole.sweeping + self._evaluating
-        self.work.add_units(visited * branch.PER_NODE * each)
+        self.work.add_units(root + (visited - 1) * other)
         if rows is not None:
             self.consider(rows)
         return bound, best, rows

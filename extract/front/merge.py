@@ -107,11 +107,12 @@ def bounded_plan(
     candidate: Candidate,
     objectives: Sequence[str | Objective],
     grounds: dict[int, Ground],
+    listed: bool = True,
 ) -> Plan:
     """A candidate's plan, its bound the least that any mesh has proven for its peak and joules;
-    `grounds` as in `make_plan`."""
+    `grounds` and `listed` as in `make_plan`."""
     rivals = [r for r in results if _may_rival(r, assembled, candidate, objectives)]
-    return _bounded(rivals, assembled, candidate, "", grounds)
+    return _bounded(rivals, assembled, candidate, "", grounds, listed)
 
 
 def _bounded(
@@ -120,11 +121,12 @@ def _bounded(
     candidate: Candidate,
     name: str,
     grounds: dict[int, Ground] | None = None,
+    listed: bool = True,
 ) -> Plan:
     """A candidate's plan, with what its rivals have proven for what it holds: no plan holds less
     than its problem counts, and this one may hold more. What is proven of sums of seconds holds
     however collectives are merged, but not what is proven of longest paths."""
-    plan = make_plan(assembled, candidate, name, 0.0, grounds)
+    plan = make_plan(assembled, candidate, name, 0.0, grounds, listed)
     peak = max(candidate.peak, float(plan.costs.peak_bytes))
     bound = _checked(least_seconds(rivals, peak, candidate.joules), candidate.seconds)
     apart = any(r.assembled.problem.timeline is not None for r in rivals)

@@ -37,8 +37,9 @@ from .notes import Note, note
 # What merging must save of a plan's seconds: a front shows no smaller steps (`archive.shown`).
 LEAST = 0.01
 
-# Operations that all labellings have together that are looked at; the first is in any case.
-_MOST_SEEN = 60_000
+# Operations of all labellings together that are looked at, for each unit of work and at most;
+# the first is in any case.
+_SEEN, _MOST_SEEN = 17_500, 60_000
 
 # Collectives that are merged or not one by one: those that save most.
 _MOST_GROUPS = 8
@@ -54,15 +55,18 @@ def merge_collectives(
     limits: Mapping[str, float],
     machine: Target,
     feedback: Mapping[int, int],
+    work: float = np.inf,
 ) -> tuple[Front, tuple[Note, ...]]:
     """The front with those plans as well that merge collectives, each counted by the certificate,
-    where that saves a share worth a point; and what is to be said of it.
+    where that saves a share worth a point, in so many units of `work`; and what is to be said of
+    it.
 
     The bounds of a search hold however collectives are merged.
     """
     if machine.combiner is None:
         return front, ()
-    merging = _Merging(front, results, objectives, machine, feedback)
+    most = min(_SEEN * work, _MOST_SEEN)
+    merging = _Merging(front, results, objectives, machine, feedback, most)
     made, left = merging.made(limits)
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
@@ -114,6 +118,7 @@ class _Merging:
     objectives: Sequence[str | Objective]
     machine: Target
     feedback: Mapping[int, int]
+    most_seen: float  # operations of labellings
 
     def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int]:
         """Merged plans that a front shows, and how many labellings were not looked at that may gain
@@ -146,12 +151,12 @@ class _Merging:
                 continue
             choices = result.assembled.choices
             seen += len(choices.schedule.program.instances)
-            if found and seen > _MOST_SEEN:
+            if found and seen > self.most_seen:
                 left += 1
                 continue
             try:
                 given = self.results, result.assembled, candidate, self.objectives, grounds
-                plan = bounded_plan(*given)
+                plan = bounded_plan(*given, listed=False)
             except ExtractError:  # which the front says of it
                 continue
             ground = Ground(choices.schedule, self.machine)
@@ -282,7 +287,7 @@ def _made(
 ) -> Plan | None:
     """The plan with such groups merged; None where they cannot be."""
     try:
-        body, schedule = with_merged(plan.body, feedback, groups)
+        body, schedule = with_merged(plan.body, feedback, groups, ground.schedule)
         other = replace(plan, body=body)
         own = Ground(schedule, ground.target)
         own.legal |= ground.legal  # of the same operations, which the other ground keeps alive

@@ -32,8 +32,10 @@ def make_plan(
     name: str,
     bound: float,
     grounds: dict[int, Ground] | None = None,
+    listed: bool = True,
 ) -> Plan:
-    """The executable plan of one labelling, with its predicted costs and its bound in seconds.
+    """The executable plan of one labelling, with its predicted costs and its bound in seconds; its
+    collectives, and the bytes that they send, where these are to be `listed`.
 
     Where compilers hold memory for results before they are made, a problem counts it from below,
     and the plan's peak is counted from the plan; `grounds`, by the identity of schedules, serve for
@@ -61,7 +63,7 @@ def make_plan(
         rules=choices.schedule.program.rules,
         steps=choices.schedule.program.steps,
     )
-    collectives = planned_collectives(plan)
+    collectives = planned_collectives(plan) if listed else ()
     wire = float(sum(c.wire_bytes * c.count for c in collectives))
     plan = replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
     schedule, target = choices.schedule, choices.target

@@ -9,7 +9,8 @@ amounts of bytes in memory. How many there are grows by some twenty times with e
 most of all with the copies that may be kept: two GPT-2 layers' train step on 2x2x2 devices has 40
 million, 5 million without any. So what is too much is told before it is made. A problem may have
 half of the room that those before it left; where it would have more, values whose tables would be
-largest keep no copies, and where that is not enough, it is not made.
+largest keep no copies, and where that is not enough, it is not made. The first one is made without
+any copies if memory alone has room for it, because there is no plan without it.
 """
 
 from __future__ import annotations
@@ -72,10 +73,12 @@ def entries_of_three_axes(problems: Sequence[PlanProblem]) -> float:
 
 @dataclass
 class Room:
-    """The entries that are `left` for problems of which equal tables are made `once`."""
+    """The entries that are `left` for problems of which equal tables are made `once`; memory has
+    room for `most`."""
 
     once: Once = field(default_factory=Once)
     left: float = ENTRIES
+    most: float = ENTRIES
     _made: set[tuple[int, ...]] = field(default_factory=set)
 
     def keeping(self, choices: UnitChoices) -> Keeping | None:
@@ -91,9 +94,13 @@ class Room:
         for limit in (*(n - 1.0 for n in sorted(set(sizes), reverse=True) if 1.0 < n < inf), 0.0):
             values = [k if n <= limit else b for n, k, b in zip(sizes, kept, bare, strict=True)]
             tables = self._new(direct, *values)
-            if sum(tables.values()) <= most:
+            if sum(tables.values()) <= most or (not limit and self._first(tables)):
                 return self._taken(tables, Keeping(shared, limit))
         return None
+
+    def _first(self, tables: _Tables) -> bool:
+        """Whether tables are those of the first problem, and not too many for memory."""
+        return not self._made and sum(tables.values()) <= self.most / 2
 
     def _new(self, *parts: _Tables) -> _Tables:
         """Those of some tables that are not made yet."""

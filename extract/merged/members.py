@@ -47,7 +47,7 @@ class Candidates:
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
-        before = ancestors(walk)
+        before = walk.schedule.once(lambda: ancestors(walk), "ancestors")
         # A new state is read when all is over: its port comes before others for the old one.
         ports = enumerate(walk.program.instances[x.root].port for x in walk.schedule.units)
         ends = {u for u, port in ports if port == "state"}

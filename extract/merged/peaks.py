@@ -25,8 +25,8 @@ from tapestry_egg.extract.problem.problem import Floats, Ints
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
-from tapestry_egg.schedule.eager import Orders
 from tapestry_egg.schedule.lifetimes import Lives
+from tapestry_egg.schedule.schedules import orders_of
 from tapestry_egg.shard.neighbours import exchange_costs
 
 from .members import Candidates, Member, units_of
@@ -119,7 +119,7 @@ class Peaks:
 
     def __init__(self, candidates: Candidates) -> None:
         self.walk = walk = candidates.walk
-        self._orders = Orders(walk.program, walk.schedule.units)
+        self._orders = orders_of(walk.schedule)
         self._members: dict[Key, tuple[Member, bool]] = {
             m.key: (m, copied_apart(kind, 1.0, walk.target) > 0.0)
             for kind, own in candidates.members.items()
@@ -130,6 +130,8 @@ class Peaks:
             for key, (m, _) in self._members.items()
         }
         self._places = walk.target.reserves and may_have_places(walk.schedule, walk.target)
+        of = walk.program, walk.bodies, walk.mesh, walk.target
+        self._scratch = [kernel_scratch(unit, *of) for unit in walk.schedule.units]
         self._values = list(self._of_values())
         self._number = {x.number: k for k, x in enumerate(self._values)}
         self._note()
@@ -185,7 +187,7 @@ class Peaks:
             moves.setdefault(move.value, []).append(move)
         found: list[_Value] = []
         for u, unit in enumerate(walk.schedule.units):
-            _, parts = kernel_scratch(unit, walk.program, walk.bodies, walk.mesh, walk.target)
+            _, parts = self._scratch[u]
             for v in unit.outputs:
                 type_, windows = walk.program.types[v], walk.ground.windows.get(v, ())
                 inside = partial(held_bytes, type_, mesh=walk.mesh, tiles=walk.target.tiles)
@@ -232,7 +234,9 @@ class Peaks:
     def _note(self) -> None:
         """Note of all arrays of what unit they are there from, until, and on what that depends."""
         walk = self.walk
-        self._noted = lives = _Noted(walk.ground.lives)
+        target, given = walk.target, walk.ground.lives
+        of_lives = target.epilogues, target.fusing
+        self._noted = lives = walk.schedule.once(lambda: _Noted(given), "noted", *of_lives)
         self._buffers: list[tuple[FlatId, Buffer]] = []
         of: list[int] = []
         made: list[int] = []  # in which units
@@ -246,7 +250,7 @@ class Peaks:
             units = sorted(lives.seen)
             pairs += [(a, b, k) for a, b in pairwise(units)]
         for u, unit in enumerate(walk.schedule.units):
-            scratch, parts = kernel_scratch(unit, walk.program, walk.bodies, walk.mesh, walk.target)
+            scratch, parts = self._scratch[u]
             margins = [walk.margins.get(i, ()) for i in unit.members]
             scratch += sum(exchange_costs(x, walk.mesh, walk.target).held for x in margins)
             at = _APART * (u + 1) + 1

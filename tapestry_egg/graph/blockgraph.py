@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
 
@@ -123,6 +123,11 @@ class Operation:
     places: tuple[Source, ...] | None = None
 
 
+def _same_array(a: np.ndarray, b: np.ndarray) -> bool:
+    alike = a.shape == b.shape and a.dtype == b.dtype
+    return a is b or (alike and a.tobytes() == b.tobytes())
+
+
 @dataclass(frozen=True, repr=False)
 class BlockGraph:
     """A program as tensors (`values`, by id) and operations in program order.
@@ -141,6 +146,20 @@ class BlockGraph:
     output_names: tuple[str, ...] = ()
     donated: tuple[bool, ...] = ()
     prepared: Prepared | None = field(default=None, compare=False)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all is the same, constants bit by bit."""
+        if not isinstance(other, BlockGraph):
+            return NotImplemented
+        if self is other:
+            return True
+        mine, theirs = self.constants, other.constants
+        plain = [f.name for f in fields(self) if f.compare and f.name != "constants"]
+        return (
+            all(getattr(self, name) == getattr(other, name) for name in plain)
+            and mine.keys() == theirs.keys()
+            and all(_same_array(x, theirs[v]) for v, x in mine.items())
+        )
 
     def __repr__(self) -> str:
         """One line; `tapestry-egg show` prints the operations."""

@@ -74,6 +74,7 @@ def merge_sent(state: State) -> State:
         q.limits,
         q.machine,
         q.pairs,
+        q.settings.most_work(q.graph.size),
     )
     return replace(state, front=front, notes=state.notes + notes)
 

@@ -404,7 +404,9 @@ def join_units(state: State) -> State:
 
     q = state.question
     fixed = q.words.fixed
-    shared = state.shared or Shared(JoinedUnits(), Room(left=q.settings.entries))
+    most = q.settings.entries
+    room = Room(left=q.settings.most_entries(q.graph.size), most=most)
+    shared = state.shared or Shared(JoinedUnits(), room)
     made = []
     for n in state.networks:
         if n.choices is None and n.strategies is not None:
@@ -502,4 +504,5 @@ def _small_enough(state: State, form: int) -> tuple[MeshShape, ...]:
         for n in state.networks
         if n.number == form and n.problem is not None and n.mesh.devices == most
     ]
-    return finer[: int(THREE_AXES // entries_of_three_axes(own))]
+    room = 0.0 if state.shared is None else state.shared.room.left / 2
+    return finer[: int(min(THREE_AXES, room) // entries_of_three_axes(own))]

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _TIE = 0.02
 _EVEN = 20.0
 
+# The share of all work that the first plan may have, so that much is left for other networks.
+_FIRST = 0.25
+
 
 def heeded(q: Question) -> Limits | None:
     """The limits on what speed is exchanged for."""
@@ -40,7 +43,7 @@ def search_first(state: State) -> State:
     for n in state.networks:
         assert n.search is not None
         if not n.search.archive.candidates:
-            n.search.fastest()
+            n.search.fastest(most=_FIRST * state.question.settings.most_work(n.form.graph.size))
     _report(state, begun)
     return state
 

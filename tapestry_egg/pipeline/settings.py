@@ -16,6 +16,8 @@ from tapestry_egg.shard.strategies import Budget
 # Units of search, each about what one processor does in a second, and more for each operation of
 # the program, where nothing else is asked for: a short program is not searched for a minute.
 _WORK, _PER_OPERATION = 2.0, 1.0 / 1500.0
+# Entries of tables that are made, in any case and for each unit of work: two million take a second.
+_ENTRIES, _ENTRIES_PER_WORK = 2e6, 2e6
 #: Mesh axes at most, on all machines and for all programs, where nothing else is asked for.
 FIRST_AXES = 2
 #: Peaks below this share of a limit are not in danger: no model is as wrong as that.
@@ -69,8 +71,9 @@ class Settings:
     they are the sum of all kernels and collectives, one after another. Without `merge` no
     collectives are made into one where that makes plans faster.
 
-    The tables of all problems have no more than so many `entries` together: the gigabytes that a
-    search takes follow from it (`extract/front/sizes.py`). Where they would have more, fewer
+    The tables of all problems have no more than so many `entries` together, and no more than two
+    million, and as many for each unit of work: the gigabytes that a search takes follow from
+    it, and how long it takes to begin (`extract/front/sizes.py`). Where they would have more, fewer
     copies are tried as shared ones, or meshes and forms are not searched, and notes say so.
     """
 
@@ -120,6 +123,10 @@ class Settings:
         if self.work is not None:
             return self.work
         return _WORK + _PER_OPERATION * size if self.seconds is None else float("inf")
+
+    def most_entries(self, size: int) -> float:
+        """Entries that the tables of such a program may have together."""
+        return min(self.entries, _ENTRIES + _ENTRIES_PER_WORK * self.most_work(size))
 
     def most_seconds(self, size: int) -> float:
         """Seconds after which the search of such a program ends, finished or not."""

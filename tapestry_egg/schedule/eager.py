@@ -54,6 +54,15 @@ class Orders:
             for other in others:
                 self.followers[other].add(g)
         self._note_ports()
+        self.behind = [sorted(gs, reverse=True) for gs in self.followers]
+        sizes, renewed = program.sizes, self.renewed
+        # What each group makes, with its bytes, the old state in whose place it is, if it is a new
+        # one, and whether the group reads that; and what it reads that may be freed.
+        self.making = [
+            [(v, sizes[v], renewed.get(v), renewed.get(v) in self.reads[g]) for v in vs]
+            for g, vs in enumerate(self.made)
+        ]
+        self.freeing = [[(v, sizes[v]) for v in vs if v not in self.kept] for vs in self.reads]
 
     @cached_property
     def group_of(self) -> dict[int, int]:
@@ -145,7 +154,10 @@ class _Order:
             for v in self.given.reads[now]:
                 self.left[v] -= 1
             ready = []
-            for f in sorted(self.given.followers[now] | self.behind.get(now, set()), reverse=True):
+            behind: Sequence[int] = self.given.behind[now]
+            if now in self.behind:
+                behind = sorted({*behind, *self.behind[now]}, reverse=True)
+            for f in behind:
                 self.waiting[f] -= 1
                 if self.waiting[f] == 0 and not self.done[f]:
                     ready.append(f)
@@ -168,17 +180,15 @@ class _Order:
 
     def _change(self, g: int) -> int:
         """Bytes alive after group g, less those alive before."""
-        given, left = self.given, self.left
-        sizes, renewed = given.program.sizes, given.renewed
-        grown = sum(
-            sizes[v]
-            for v in given.made[g]
+        left, change = self.left, 0
+        for v, size, old, reads in self.given.making[g]:
             # A new state takes the old one's place, once nothing else reads the old one.
-            if (left.get(v) and v not in renewed)
-            or (v in renewed and left.get(renewed[v], 0) > (renewed[v] in given.reads[g]))
-        )
-        freed = sum(sizes[v] for v in given.reads[g] if left[v] == 1 and v not in given.kept)
-        return grown - freed
+            if left.get(v) if old is None else left.get(old, 0) > reads:
+                change += size
+        for v, size in self.given.freeing[g]:
+            if left[v] == 1:
+                change -= size
+        return change
 
 
 def _groups(program: FlatProgram, units: Sequence[Unit]) -> tuple[list[list[int]], list[int]]:

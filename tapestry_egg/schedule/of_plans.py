@@ -12,7 +12,7 @@ from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import BodyPlan, Kept, Merged
 
 from .flatten import FlatProgram, flatten
-from .schedules import Schedule, order_of, schedule
+from .schedules import Schedule, merged_order, schedule
 
 
 def plan_schedule(body: BodyPlan, feedback: Mapping[int, int]) -> Schedule:
@@ -59,16 +59,20 @@ def _together(program: FlatProgram, takers: _Takers) -> list[list[tuple[FlatId, 
 
 
 def with_merged(
-    body: BodyPlan, feedback: Mapping[int, int], merged: tuple[Merged, ...]
+    body: BodyPlan,
+    feedback: Mapping[int, int],
+    merged: tuple[Merged, ...],
+    known: Schedule | None = None,
 ) -> tuple[BodyPlan, Schedule]:
-    """The same plan with copies `merged`, in the order that this takes, and its schedule.
+    """The same plan with copies `merged`, in the order that this takes, and its schedule; `known`
+    is that of the plan with none merged, if it has been made.
 
     Who takes a merged copy comes after the last of the values that it is made of. Raises PlanError
     where some of these are made from what takes others, and where effects would change places.
     """
-    program = flatten(body.graph, dict(feedback))
     takers, waiting = _waiting(body, merged)
-    order = order_of(program, _together(program, waiting))
+    apart = known or schedule(flatten(body.graph, dict(feedback)))
+    order = merged_order(apart, _together(apart.program, waiting))
     effects = [k for k in order if body.graph.operations[k].effectful]
     if effects != sorted(effects):
         raise PlanError("what has an effect would run in another order")

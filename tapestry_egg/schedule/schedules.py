@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import UnitId
 
-from .eager import Together, eager
+from .eager import Orders, Together, eager
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .units import Unit, fuse
@@ -68,6 +68,18 @@ def order_of(program: FlatProgram, together: Together = ()) -> list[int]:
     """The operations of a program itself (not of its regions) in the order of `schedule`."""
     units = eager(program, fuse(program), together)
     return [k for group in operation_groups(program, units) for k in group]
+
+
+def orders_of(given: Schedule) -> Orders:
+    """The orders that the units of a schedule may take, found once."""
+    return given.once(lambda: Orders(given.program, given.units), "orders")
+
+
+def merged_order(given: Schedule, together: Together) -> list[int]:
+    """The operations of a program itself in the order of its schedule if some values are sent
+    `together`. Raises PlanError where some of these are made from what reads others."""
+    units = [given.units[u] for u in orders_of(given).taken(together)]
+    return [k for group in operation_groups(given.program, units) for k in group]
 
 
 def operation_groups(program: FlatProgram, units: Sequence[Unit]) -> list[list[int]]:

@@ -332,6 +332,35 @@ def test_work_ends_a_race_and_the_clock_says_so() -> None:
     assert late.late and late.searches[0].archive.by_clock
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("work", [0.05, 0.2])
+def test_a_race_keeps_to_its_work(work: float, method: str) -> None:
+    """But for what each network takes to begin with; no task overruns the rest."""
+    problems = [random_problem(k, Shape(variables=30, rows=30, pairs=90)) for k in range(3)]
+    begun = searches_of(problems, 0.0)
+    Race(begun, Effort(work=1e-9)).run()
+    searches = searches_of(problems, 0.0)
+    Race(searches, Effort(work=work)).run()
+    first, every = (sum(s.work.units for s in some) for some in (begun, searches))
+    assert work <= every <= first + 1.3 * work
+
+
+def test_every_network_has_a_turn_before_one_is_searched_in_depth() -> None:
+    problem = random_problem(1, Shape(variables=10, rows=8, pairs=24))
+    searches = searches_of([problem] * 3, 0.0)  # whichever is searched, others are as promising
+    turns: list[tuple[float, float, int]] = []
+    for k, s in enumerate(searches):
+
+        def close(limits: Limits, known: float, nodes: int, most: float, k: int = k) -> bool:
+            turns.append((limits.peak, nodes, k))
+            return Search.close(searches[k], limits, known, nodes, most)
+
+        s.close = close  # type: ignore[method-assign]
+    Race(searches, Effort(work=0.5)).run()
+    deep = next(n for n, (_, nodes, _) in enumerate(turns) if nodes > turns[0][1])
+    assert {k for _, _, k in turns[:deep]} == {0, 1, 2}
+
+
 def test_an_interruption_keeps_what_was_found() -> None:
     problem = random_problem(3, Shape(variables=8, rows=6, pairs=12))
     searches = searches_of([problem], 0.0)

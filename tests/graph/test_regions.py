@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from tapestry_egg.errors import GraphError
@@ -97,3 +98,20 @@ def test_a_loop_gives_what_it_takes(graph: BlockGraph) -> None:
     values[loop.outputs[0]] = TensorType((4,), "float16")
     with pytest.raises(GraphError, match="differs in type from what comes out"):
         verify_graph(replace(graph, values=tuple(values)))
+
+
+def test_graphs_are_equal_if_their_constants_are() -> None:
+    """Bit by bit, in regions too, and without a complaint of arrays."""
+
+    def shifted(by: np.ndarray) -> BlockGraph:
+        def step(x: Any) -> Any:
+            return jax.lax.scan(lambda c, _: (c + by, None), x + by, None, 2)[0]
+
+        return trace(step, jnp.ones(3)).graph
+
+    ones = np.ones(3, np.float32)
+    assert shifted(ones) == shifted(ones.copy())
+    other = ones.copy()
+    other[1] = np.nan
+    assert shifted(ones) != shifted(other) and shifted(other) == shifted(other.copy())
+    assert shifted(np.zeros(3, np.float32)) != shifted(-np.zeros(3, np.float32))

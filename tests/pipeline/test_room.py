@@ -16,7 +16,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.problem.problem import Pair
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.graph.layout_algebra import LayoutAlgebra, count_layouts
-from tapestry_egg.pipeline import passes
+from tapestry_egg.pipeline import passes, settings
 from tapestry_egg.pipeline.settings import Settings
 
 X = jax.ShapeDtypeStruct((64, 64), jnp.float32)
@@ -32,8 +32,8 @@ def chain(x: jax.Array, y: jax.Array) -> list[jax.Array]:
 
 
 def found(**options: Any) -> te.Front:
-    settings = replace(SETTINGS, **options)
-    return te.optimize(te.trace(chain, X, X), "h100:8", settings=settings, keep_stages=True)
+    own = replace(SETTINGS, **options)
+    return te.optimize(te.trace(chain, X, X), "h100:8", settings=own, keep_stages=True)
 
 
 def entries(front: te.Front, axes: Iterable[int] = (1, 2, 3)) -> int:
@@ -77,6 +77,21 @@ def test_meshes_without_room_are_left_out_and_named(whole: te.Front) -> None:
     assert any("1 network (2x×2y×2z)" in note.text for note in front.notes)
     assert entries(front) <= most
     assert front.plans
+
+
+def test_tables_are_fewer_where_there_is_little_work(
+    whole: te.Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "_ENTRIES", 0.0)
+    monkeypatch.setattr(settings, "_ENTRIES_PER_WORK", entries(whole) / SETTINGS.most_work(0))
+    front = found()
+    assert any(note.kind == "shared-tables" for note in front.notes)
+    assert 0 < entries(front) < entries(whole)
+    # However little there is, one problem is posed, and has a plan.
+    monkeypatch.setattr(settings, "_ENTRIES_PER_WORK", 0.0)
+    front = found()
+    assert len(front.stages["problems"].value) == 1 and front.plans
+    assert any(note.kind == "tables" for note in front.notes)
 
 
 def test_without_room_for_any_it_says_so() -> None:
