@@ -115,11 +115,12 @@ class KnownPlaces:
         for op in operations:
             inputs = tuple([self.stands.get(v, v) for v in op.inputs])
             self.op = op if inputs == op.inputs else replace(op, inputs=inputs)
-            found = self._instead()
+            one = self._instead()
+            found = self._equal_parts() if one is None else [one]
             if found is None:
                 self.made.append(self.op)
             else:
-                self.stands[op.outputs[0]] = found
+                self.stands.update(zip(op.outputs, found, strict=True))
         return self.made, [self.stands.get(v, v) for v in outputs]
 
     def _instead(self) -> int | None:
@@ -154,6 +155,20 @@ class KnownPlaces:
         if op.kernel in _READS:
             return self._taken(d, found)
         return self._added_rows(d, found) if op.kernel in _ADDS else None
+
+    def _equal_parts(self) -> list[int] | None:
+        """The parts of a value that is stretched along the dim along which it is taken apart."""
+        op, maker = self.op, self.known.makers.get(self.op.inputs[0]) if self.op.inputs else None
+        if op.kernel != "unstack" or maker is None or maker.kernel != "broadcast_in_dim":
+            return None
+        d, dims = op.params["axis"], maker.params["broadcast_dimensions"]
+        if d in dims:
+            return None
+        source = self.stands.get(maker.inputs[0], maker.inputs[0])
+        kept = [e - (e > d) for e in dims]
+        if self.types[source].shape != self._shape() or kept != [*range(len(kept))]:
+            source = self._spread(source, self._shape(), kept)
+        return [source] * len(op.outputs)
 
     def _starts(self, at: Sequence[int], sizes: Sequence[int]) -> Ints | None:
         """Where a window begins, moved inside as dynamic slices are."""

@@ -29,7 +29,7 @@ RULES = [r for book in load_books(DEFAULT_BOOKS) for r in book.rules]
 KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "outer": ((2,), "the gradient of a product with a vector is a product with a vector"),
     "scaled": ((5,), "the gradient of a product with a vector is a product with a vector"),
-    "choice": ((3,), "jnp.select is the argmax of stacked conditions"),
+    "choice": ((3,), "in gradients, the form that rules make stores what the given one computes again"),
     "argmax": ((2, 3), "top_k of one is sorted, and two passes are not one"),
     "largest": ((2,), "top_k of one is sorted"),
     "softmax": ((1,), "of a cut dim a quotient of exponentials stores them, one exponential not"),

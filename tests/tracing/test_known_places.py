@@ -21,7 +21,7 @@ Array = Any
 N, M = 16, 6
 X = np.random.default_rng(0).normal(size=(N, M))
 ROWS = np.arange(N)
-EXACT = "gather scatter scatter-add scatter_add dynamic_slice dynamic_update_slice".split()
+PLACED = "unstack gather scatter scatter-add scatter_add dynamic_slice dynamic_update_slice".split()
 
 
 def put(x: Array, at: Any, y: Array) -> Array:
@@ -82,12 +82,16 @@ PROGRAMS: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] =
     "added around": (added(AROUND[:N]), lambda x: summed(AROUND[:N], x)),
     "added to every other": (added(ROWS[::2]), lambda x: summed(ROWS[::2], x[: N // 2])),
     "added in reverse": (added(ROWS[::-1]), lambda x: x[::-1]),
+    "of a stack that is stretched": (
+        jax.grad(lambda x: (jnp.sum(jnp.stack([x, x[::-1]]), 0) * X).sum()),
+        lambda x: X + X[::-1],
+    ),
     "added to one": (added(np.full(5, 3)), lambda x: summed(np.full(5, 3), x[:5])),
 }
 
 
 def places(graph: Any) -> list[str]:
-    return [op.kernel for op in graph.operations if op.kernel in EXACT]
+    return [op.kernel for op in graph.operations if op.kernel in PLACED]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
