@@ -29,12 +29,14 @@ RULES = [r for book in load_books(DEFAULT_BOOKS) for r in book.rules]
 KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "outer": ((2,), "the gradient of a product with a vector is a product with a vector"),
     "scaled": ((5,), "the gradient of a product with a vector is a product with a vector"),
-    "choice": ((3,), "in gradients, the form that rules make stores what the given one computes again"),
+    "choice": (
+        (3,),
+        "a form that rules make stores what the program as given computes again",
+    ),
     "argmax": ((2, 3), "top_k of one is sorted, and two passes are not one"),
     "largest": ((2,), "top_k of one is sorted"),
     "softmax": ((1,), "of a cut dim a quotient of exponentials stores them, one exponential not"),
     "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
-    "layernorm": ((2,), "the gradient of what `vmap` maps over is counted a pass less"),
     "three": ((1, 2), "sums of stacked shifts, and shifts padded around, are no shifts"),
     "picked": ((1, 2, 3), "a mask that is summed is no lookup, nor a lookup in both dims"),
     "cumulated": ((1, 2), "associative scans and reversed sums are not read as sums"),

@@ -13,6 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
 
+import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.known_places import runs
 from tapestry_egg.tracing.trace import trace
@@ -126,3 +128,28 @@ def test_runs_are_the_numbers_in_their_order(steps: list[int], first: int) -> No
     assert not found or (made == numbers.tolist() and found[0].at == 0)
     if len(set(steps)) <= 1:
         assert len(found) == 1
+
+
+def loss(program: Callable[[Array], Array]) -> Callable[[Array], Array]:
+    return jax.grad(lambda x: jnp.sum(jnp.sin(program(x))))
+
+
+def slope(expected: Callable[[Array], Array]) -> Array:
+    """The gradient of the sum of sines of a linear function, by its matrix."""
+    ones = np.eye(N * M).reshape(-1, N, M)
+    matrix = np.stack([expected(one).ravel() for one in ones])
+    return (matrix @ np.cos(expected(X).ravel())).reshape(N, M)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rolled", "reversed", "around", "most is set", "added around"])
+def test_eight_devices_agree_with_numpy(name: str) -> None:
+    program, expected = PROGRAMS[name]
+    with jax.enable_x64(True):
+        for function, wanted in ((program, expected(X)), (loss(program), slope(expected))):
+            graph = trace(function, jax.ShapeDtypeStruct((N, M), jnp.float64)).graph
+            chosen = {"pins": {"[0]": ("x", None)}, "settings": te.Settings(work=0.2)}
+            mesh = MeshShape(("x",), (8,))
+            plan = te.optimize(graph, "cpu:8", ("seconds",), mesh=mesh, **chosen).best("seconds")
+            (made,) = te.compile(plan, jax.devices()[:8])(X)
+            np.testing.assert_allclose(made, wanted, 1e-12, 1e-12)
