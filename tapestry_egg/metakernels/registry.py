@@ -9,7 +9,7 @@ from typing import Any
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.scopes import Names
@@ -295,12 +295,12 @@ def is_repeatable(op: Operation) -> bool:
     return not (op.regions or runs_once(op) or draws(op.kernel))
 
 
-def is_light(op: Operation, graph: BlockGraph) -> bool:
-    """Whether an operation of a graph goes element by element, at one operation for each at most,
-    so that it may as well run again: what masks are made of."""
+def is_light(op: Operation, values: Sequence[TensorType]) -> bool:
+    """Whether an operation on such values goes element by element, at one operation for each at
+    most, so that it may as well run again: what masks are made of."""
     if len(op.outputs) != 1 or not is_repeatable(op):
         return False
-    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
+    read, made = (tuple([values[v] for v in vs]) for vs in (op.inputs, op.outputs))
     known = signature_of(op, read, made)
     return known.fusion in ("loop", "view") and known.whole_flops <= made[0].size
 

@@ -33,6 +33,7 @@ from .constraints import check_layout_kept, constraint_of, one_device, with_devi
 from .control_flow import as_scan, rounds, with_counts
 from .expansion import constants_among, expansion, with_one_verdict
 from .fused_attention import missing_results, recognized
+from .known_places import KnownPlaces
 from .settings import DRAWS, check_settings_kept, partitionable
 from .shard_maps import opened, over_dims_only, over_whole_arrays
 
@@ -504,7 +505,10 @@ class _Flattener:
 
     def finish(self, name: str, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
         """Keep what reaches an output or has an effect, equal operations once, parts at once."""
-        live, _ = reached(needless.parts_at_once(self.operations, self.values), outputs)
+        live, _ = reached(self.operations, outputs)
+        places = KnownPlaces(self.values, self.constants, self.known)
+        placed, outputs = places.replaced(live, outputs)
+        live, _ = reached(needless.parts_at_once(placed, self.values), outputs)
         operations, outputs = needless.made_once(live, self.values, outputs, self.constants)
         kept, needed = reached(needless.without_unread(operations, self.values, outputs), outputs)
         constants = [v for v in self.constants if v in needed]

@@ -148,7 +148,7 @@ def fixed(graph: BlockGraph) -> set[int]:
     known = {v for v in graph.constants if graph.constants[v].size == 1}
     made: set[int] = set()
     for op in graph.operations:
-        if known.issuperset(op.inputs) and registry.is_light(op, graph):
+        if known.issuperset(op.inputs) and registry.is_light(op, graph.values):
             known.update(op.outputs)
             made.update(op.outputs)
     return made
@@ -262,7 +262,7 @@ class Link:
                 continue
             seen.add(u)
             at = self.makers.get(u)
-            if at is None or not registry.is_light(self.inner.operations[at], self.inner):
+            if at is None or not registry.is_light(self.inner.operations[at], self.inner.values):
                 return False
             stack += self.inner.operations[at].inputs
         return True

@@ -56,7 +56,7 @@ class Views:
                 of = str(array.dtype), self.graph.values[v].shape, array.tobytes()
                 self.first[v] = known.setdefault(of, v)
         for op in self.graph.operations:
-            if registry.is_light(op, self.graph):
+            if registry.is_light(op, self.graph.values):
                 (v,) = op.outputs
                 inputs = tuple(self.first.get(u, u) for u in op.inputs)
                 key = op.kernel, inputs, repr(op.params), self.graph.values[v]

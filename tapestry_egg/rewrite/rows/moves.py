@@ -13,11 +13,10 @@ from math import prod
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.computed import Computed
 from tapestry_egg.zspace import Projection
 
-from .computed import Computed
 from .regions import may_grow, signature_in
-from .rows_by_number import NAMES
 
 #: Values of more pieces are left as they are written.
 _MOST = 32
@@ -134,7 +133,7 @@ def moves(graph: BlockGraph, free: Collection[int] = ()) -> dict[int, Moved]:
     `free` nobody minds what is beside pieces."""
     found: dict[int, Moved] = {}
     makers: dict[int, Operation] = {}
-    computed = Computed(graph)
+    computed = Computed.of(graph)
     for op in graph.operations:
         if not registry.templates().get(op.kernel) or not may_grow(graph, op):
             continue
@@ -156,9 +155,7 @@ def _own(
 ) -> list[tuple[int, Moved]]:
     """The results of one operation that are moved, as its projections say, and what they are."""
     templates = registry.templates()[op.kernel]
-    if op.kernel == _READS:
-        moved = _read(graph, op, computed)
-    elif any(t.moves or t.repeats for t in templates):
+    if any(t.moves or t.repeats for t in templates):
         sig = signature_in(graph, op)
         if sig.elements != "kept" or sig.opaque or not graph.values[op.outputs[0]].size:
             return []
@@ -167,7 +164,7 @@ def _own(
         moved = _moved(op, sig)
     elif any(t.adds for t in templates):
         moved = _sum(graph, op, found)
-    elif op.kernel == _SETS or any(t.writes for t in templates):
+    elif any(t.writes for t in templates):
         moved = _written(graph, op, found, computed)
     else:
         moved = None
@@ -227,40 +224,6 @@ def _sum(graph: BlockGraph, op: Operation, found: Mapping[int, Moved]) -> Moved 
     return Moved(first.shape, tuple(pieces), first.fill)
 
 
-#: Kernels that read, write and add to one window, or several, at places that are data.
-_READS, _SETS, _ADDS = "gather", "scatter", ("scatter-add", "scatter_add")
-
-
-def added(graph: BlockGraph) -> dict[int, Box]:
-    """Values that are another one with something added to a window of it that is known and is half
-    of it at least, and the window: devices cannot share such a window."""
-    computed, found = Computed(graph), {}
-    for op in graph.operations:
-        if op.kernel in _ADDS and may_grow(graph, op):
-            into, _, part = [graph.values[v] for v in op.inputs]
-            box = _window(graph, op, part.shape, computed) if into.rank == part.rank else None
-            if box is not None and 2 * part.size >= into.size:
-                found[op.outputs[0]] = box
-    return found
-
-
-def _window(graph: BlockGraph, op: Operation, sizes: Ints, computed: Computed) -> Box | None:
-    """The one window of the first operand that a gather or scatter reads or writes, where that is
-    known, and inside; `sizes` are those of dims that the window keeps."""
-    numbered, batch, _, single = NAMES[op.kernel]
-    dims, whole = op.params["dimension_numbers"], graph.values[op.inputs[0]].shape
-    if graph.values[op.inputs[1]].rank != 1 or dims[batch]:
-        return None
-    places, left = computed(op.inputs[1]), iter(sizes)
-    if places is None:
-        return None
-    start = [0] * len(whole)
-    for d, number in zip(dims[numbered], places, strict=True):
-        start[d] = int(number)
-    shape = [1 if d in dims[single] else next(left) for d in range(len(whole))]
-    return _inside(start, shape, whole)
-
-
 def _inside(start: Sequence[int], shape: Sequence[int], whole: Ints) -> Box | None:
     """The box of that shape; None where it is not inside."""
     end = tuple([a + n for a, n in zip(start, shape, strict=True)])
@@ -268,35 +231,17 @@ def _inside(start: Sequence[int], shape: Sequence[int], whole: Ints) -> Box | No
     return (tuple(start), end) if fits else None
 
 
-def _read(graph: BlockGraph, op: Operation, computed: Computed) -> Moved | None:
-    """A value that is a window of another one, at a place that is known."""
-    shape = graph.values[op.outputs[0]].shape
-    if len(shape) != graph.values[op.inputs[0]].rank:
-        return None
-    box = _window(graph, op, shape, computed)
-    if box is None:
-        return None
-    piece = Piece(op.inputs[0], (0,) * len(shape), shape, tuple([-a for a in box[0]]))
-    return Moved(shape, (piece,))
-
-
 def _written(
     graph: BlockGraph, op: Operation, found: Mapping[int, Moved], computed: Computed
 ) -> Moved | None:
     """A value that is another one in which a part is written over, at a place that is known."""
-    if op.kernel == _SETS:
-        into, _, part = op.inputs
-        box = _window(graph, op, graph.values[part].shape, computed)
-    else:
-        into, part, *at = [op.inputs[p] for p in signature_in(graph, op).writes]
-        where = [computed(v) for v in at]
-        start = [int(x) for x in where if x is not None]
-        shape = graph.values[part].shape
-        known = len(start) == len(shape)
-        box = _inside(start, shape, graph.values[into].shape) if known else None
+    into, part, *at = [op.inputs[p] for p in signature_in(graph, op).writes]
+    where = [computed(v) for v in at]
+    start = [int(x) for x in where if x is not None]
+    shape, whole = graph.values[part].shape, graph.values[into].shape
+    box = _inside(start, shape, whole) if len(start) == len(shape) else None
     if box is None:
         return None
-    whole = graph.values[into].shape
     none = (0,) * len(whole)
     pieces = [Piece(into, a, b, none) for a, b in _beside((none, whole), box)]
     new = found.get(part)

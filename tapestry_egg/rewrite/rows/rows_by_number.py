@@ -14,29 +14,8 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
-
-from .computed import Computed
-
-#: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
-#: operand that are batch dims, of the dims of the indices that these follow, and of those of the
-#: operand that a window has one element of.
-NAMES = {
-    "gather": (
-        "start_index_map",
-        "operand_batching_dims",
-        "start_indices_batching_dims",
-        "collapsed_slice_dims",
-    ),
-    **dict.fromkeys(
-        ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "scatter"),
-        (
-            "scatter_dims_to_operand_dims",
-            "operand_batching_dims",
-            "scatter_indices_batching_dims",
-            "inserted_window_dims",
-        ),
-    ),
-}
+from tapestry_egg.reference.computed import Computed
+from tapestry_egg.tracing.known_places import NAMES
 
 
 def with_batch_dims(graph: BlockGraph) -> BlockGraph:
@@ -54,7 +33,7 @@ class _Counts:
         self.makers = graph.producers()
         self.values = list(graph.values)
         self.operations: list[Operation] = []
-        self.computed = Computed(graph)
+        self.computed = Computed.of(graph)
 
     def graph_made(self) -> BlockGraph:
         for op in self.graph.operations:
@@ -65,7 +44,7 @@ class _Counts:
         return without_unread(made)
 
     def _batched(self, op: Operation) -> Operation:
-        numbered, batch, along, single = NAMES[op.kernel]
+        numbered, batch, along, single, _ = NAMES[op.kernel]
         dims: dict[str, Any] = dict(op.params["dimension_numbers"])
         columns = self._columns(op.inputs[1])
         given = dims[numbered]

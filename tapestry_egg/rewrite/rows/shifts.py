@@ -17,7 +17,7 @@ from math import gcd
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
-from .moves import Box, Ints, Moved, Piece, added, moves
+from .moves import Ints, Moved, Piece, moves
 from .padded import Padded
 from .regions import Long, Region, along, may_grow, signature_in
 
@@ -59,18 +59,15 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
 
 def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
     """The program with moves of moves as one, where that is a shift."""
-    known, adds = moves(graph), added(graph)
-    if not known and not adds:
-        return graph
-    makers = graph.producers()
+    known, makers = moves(graph), graph.producers()
     chosen = {
         v
         for v, moved in known.items()
         if _is_new(graph.operations[makers[v]], moved) and _is_shift(graph, moved, parts)
     }
-    if not chosen and not adds:
+    if not chosen:
         return graph
-    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen, adds).graph_made()
+    return Shifted(Region(graph), {v: known[v] for v in chosen}, chosen).graph_made()
 
 
 def _is_new(op: Operation, moved: Moved) -> bool:
@@ -172,7 +169,8 @@ def _is_all_that_is_read(
         for op in (graph.operations[k] for k in readers[v] if k not in region.inside):
             if not known.keys() >= set(op.outputs):
                 return False
-            for piece in (p for u in op.outputs for p in known[u].pieces if p.source == v):
+            read = [u for u in op.outputs if readers[u] or u in graph.outputs]
+            for piece in (p for u in read for p in known[u].pieces if p.source == v):
                 first = piece.start[long.dim] - piece.offset[long.dim] + long.low
                 last = piece.end[long.dim] - piece.offset[long.dim] + long.low
                 if first < 0 or last > long.extent:
@@ -205,18 +203,16 @@ def _least_moved(
 
 class Shifted(Padded):
     """Makes the program with a region on more rows, and with what moves to and from it at places
-    among all of them. Of the values that are moved, `again` are made again, too; `adds` are values
-    made by adding to a window of another one."""
+    among all of them. Of the values that are moved, `again` are made again, too."""
 
     def __init__(
         self,
         region: Region,
         known: Mapping[int, Moved],
         again: Collection[int] = (),
-        adds: Mapping[int, Box] | None = None,
     ) -> None:
         super().__init__(region)
-        self.moved, self.again, self.adds = known, frozenset(again), adds or {}
+        self.moved, self.again = known, frozenset(again)
         self.stands: dict[int, int] = {}  # value -> the one that is moved at once
         self.loose: set[int] = set()  # values that hold what they hold beside their pieces
         self.meant: set[int] = set()  # and those of which that is asked for
@@ -232,22 +228,8 @@ class Shifted(Padded):
         if not self.again.isdisjoint(own) or not self.grown.keys().isdisjoint(sources):
             for v, moved in own.items():
                 self.stands[v] = self._spelled(moved, moved.shape, moved.pieces)
-        for v in op.outputs:
-            if v in self.adds:
-                self.stands[v] = self._summed(op, self.adds[v])
         if len(self.stands.keys() & set(op.outputs)) < len(op.outputs):
             super().beside(op)
-
-    def _summed(self, op: Operation, box: Box) -> int:
-        """What adds to a window, as a sum with zeros beside the window."""
-        into, _, part = op.inputs
-        type_ = self.given.values[into]
-        each = zip(*box, type_.shape, strict=True)
-        config = {"padding_config": [[a, n - b, 0] for a, b, n in each]}
-        zero = self.scalar(type_.dtype, "sum")
-        wide = self.new("pad", (self.short(part), zero), type_.shape, type_, config)
-        self.meant.add(wide)
-        return self.new("add", (self.short(into), wide), type_.shape, type_, {})
 
     def short(self, v: int) -> int:
         return self.stands.get(v) or super().short(v)

@@ -1,0 +1,352 @@
+"""Reads and writes at places that a program knows before it runs, as slices, pads and joins.
+
+`jnp.take(x, (jnp.arange(n) - 1) % n, 0)` reads rows by numbers that are made of nothing but
+constants. Where these are a few runs, in each of which a number is a constant step from the one
+before, the rows are slices. What is added there is padded, and what is set there is joined to what
+stays. Which rows devices read is then seen in projections, and compilers read no numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.graph.arrays import decode_dtype, kind
+from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.reference.computed import Computed
+
+from .needless import Known
+
+#: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
+#: operand that are batch dims, of the dims of the indices that these follow, of those of the
+#: operand that a window has one element of, and of those of the result or of the updates that a
+#: window has.
+NAMES = {
+    "gather": (
+        "start_index_map",
+        "operand_batching_dims",
+        "start_indices_batching_dims",
+        "collapsed_slice_dims",
+        "offset_dims",
+    ),
+    **dict.fromkeys(
+        ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "scatter"),
+        (
+            "scatter_dims_to_operand_dims",
+            "operand_batching_dims",
+            "scatter_indices_batching_dims",
+            "inserted_window_dims",
+            "update_window_dims",
+        ),
+    ),
+}
+_READS, _ADDS, _SETS = ("gather",), ("scatter-add", "scatter_add"), ("scatter",)
+
+#: Numbers of more runs than these are left as they are.
+_RUNS = 4
+#: A window that is set is joined to what stays if that is no more than this part of the array: less
+#: is written in place. What is added somewhere is padded if it is half of the array at least.
+_BESIDE = 8
+
+Ints = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Run:
+    """The numbers `first`, `first + step`, ...: so many, the first of them at place `at`."""
+
+    at: int
+    first: int
+    step: int
+    count: int
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The least and the greatest of the numbers."""
+        last = self.first + self.step * (self.count - 1)
+        return min(self.first, last), max(self.first, last)
+
+
+def runs(numbers: np.ndarray) -> list[Run]:
+    """The runs that a list of numbers is made of; none if there are too many."""
+    values = numbers.astype(np.int64)
+    steps = np.diff(values)
+    changes = np.flatnonzero(steps[1:] != steps[:-1]) + 1
+    if len(changes) > 2 * _RUNS or not len(values):
+        return []
+    starts = [0]  # places where runs begin
+    groups = np.split(steps, changes)
+    place = 0
+    for k, group in enumerate(groups):
+        # A step that differs from the one before and the one behind leads from one run to the next.
+        if len(group) == 1 and len(groups) > 1:
+            starts.append(place + 1)
+        elif k and len(groups[k - 1]) > 1:  # the element between belongs to the run before
+            starts.append(place + 1)
+        place += len(group)
+    bounds = [*dict.fromkeys(starts), len(values)]
+    found = []
+    for a, b in itertools.pairwise(bounds):
+        found.append(Run(a, int(values[a]), int(steps[a]) if b - a > 1 else 1, b - a))
+    return found if len(found) <= _RUNS else []
+
+
+class KnownPlaces:
+    """Replaces such reads and writes. `types` and `constants` are given those of new values."""
+
+    def __init__(
+        self, types: list[TensorType], constants: dict[int, np.ndarray], known: Known
+    ) -> None:
+        self.types, self.constants, self.known = types, constants, known
+        self.computed = Computed(types, constants, known.makers)
+        self.made: list[Operation] = []
+        self.stands: dict[int, int] = {}  # value -> the one that is it
+        self.zeros: dict[str, int] = {}
+
+    def replaced(
+        self, operations: Sequence[Operation], outputs: Sequence[int]
+    ) -> tuple[list[Operation], list[int]]:
+        """The operations with such reads and writes replaced, and the outputs."""
+        for op in operations:
+            inputs = tuple([self.stands.get(v, v) for v in op.inputs])
+            self.op = op if inputs == op.inputs else replace(op, inputs=inputs)
+            one = self._instead()
+            found = self._equal_parts() if one is None else [one]
+            if found is None:
+                self.made.append(self.op)
+            else:
+                self.stands.update(zip(op.outputs, found, strict=True))
+        return self.made, [self.stands.get(v, v) for v in outputs]
+
+    def _instead(self) -> int | None:
+        """The value that the operation makes; None where it stays."""
+        op = self.op
+        if op.kernel == "dynamic_slice":
+            start = self._starts(op.inputs[1:], op.params["slice_sizes"])
+            return None if start is None else self._box(op.inputs[0], start, self._shape())
+        if op.kernel == "dynamic_update_slice":
+            into, part, *at = op.inputs
+            start = self._starts(at, self.types[part].shape)
+            return None if start is None else self._joined(into, part, start)
+        if op.kernel not in (*_READS, *_ADDS, *_SETS):
+            return None
+        numbered, batch, _, single, window = NAMES[op.kernel]
+        dims, numbers = op.params["dimension_numbers"], self.computed(op.inputs[1])
+        if numbers is None or dims[batch]:
+            return None
+        if numbers.ndim == 1:
+            return self._window(numbers, dims[numbered], dims[single])
+        # Rows along one dim, that stay along it.
+        whole = self.types[op.inputs[0]].shape
+        rows = self.types[op.inputs[2] if len(op.inputs) > 2 else op.outputs[0]].shape
+        (*_, depth), (d, *_) = numbers.shape, dims[numbered]
+        kept = [e for e in range(len(whole)) if e != d]
+        apart = numbers.ndim == 2 and depth == 1 and list(dims[single]) == [d]
+        if not apart or list(dims[window]) != kept or any(whole[e] != rows[e] for e in kept):
+            return None
+        found = runs(numbers[:, 0])
+        if not found or any(r.ends[0] < 0 or r.ends[1] >= whole[d] for r in found):
+            return None
+        if op.kernel in _READS:
+            return self._taken(d, found)
+        return self._added_rows(d, found) if op.kernel in _ADDS else None
+
+    def _equal_parts(self) -> list[int] | None:
+        """The parts of a value that is stretched along the dim along which it is taken apart."""
+        op, maker = self.op, self.known.makers.get(self.op.inputs[0]) if self.op.inputs else None
+        if op.kernel != "unstack" or maker is None or maker.kernel != "broadcast_in_dim":
+            return None
+        d, dims = op.params["axis"], maker.params["broadcast_dimensions"]
+        if d in dims:
+            return None
+        source = self.stands.get(maker.inputs[0], maker.inputs[0])
+        kept = [e - (e > d) for e in dims]
+        if self.types[source].shape != self._shape() or kept != [*range(len(kept))]:
+            source = self._spread(source, self._shape(), kept)
+        return [source] * len(op.outputs)
+
+    def _starts(self, at: Sequence[int], sizes: Sequence[int]) -> Ints | None:
+        """Where a window begins, moved inside as dynamic slices are."""
+        numbers = [int(x) for v in at if (x := self.computed(v)) is not None]
+        whole = self.types[self.op.inputs[0]].shape
+        if len(numbers) != len(whole):
+            return None
+        each = zip(numbers, sizes, whole, strict=True)
+        return tuple([min(max(s, 0), n - m) for s, m, n in each])
+
+    def _window(
+        self, numbers: np.ndarray, dims: Sequence[int], single: Sequence[int]
+    ) -> int | None:
+        """One window, read or written."""
+        op, whole = self.op, self.types[self.op.inputs[0]].shape
+        part = op.outputs[0] if op.kernel in _READS else op.inputs[2]
+        sizes = iter(self.types[part].shape)
+        shape = tuple([1 if d in single else next(sizes) for d in range(len(whole))])
+        start = [0] * len(whole)
+        for d, number in zip(dims, numbers, strict=True):
+            start[d] = int(number)
+        each = zip(start, shape, whole, strict=True)
+        if any(not 0 <= a <= n - m for a, m, n in each):
+            return None
+        if op.kernel in _READS:
+            return self._box(op.inputs[0], tuple(start), shape)
+        part = self._shaped(part, shape)
+        if op.kernel in _ADDS:
+            config = [[a, n - a - m, 0] for a, m, n in zip(start, shape, whole, strict=True)]
+            return self._added([(part, config)])
+        joined = self._joined(op.inputs[0], part, tuple(start))
+        if joined is not None:
+            return joined
+        at = [self._constant(np.asarray(a, np.int32)) for a in start]
+        into = self.types[op.inputs[0]]
+        return self._new("dynamic_update_slice", (op.inputs[0], part, *at), into, {})
+
+    def _box(self, source: int, start: Ints, shape: Sequence[int]) -> int:
+        """A box of a value, in the shape of the result."""
+        type_ = self.types[source]
+        if tuple(shape) != type_.shape:
+            ends = [a + n for a, n in zip(start, shape, strict=True)]
+            source = self._sliced(source, start, ends, [1] * len(ends))
+        return self._shaped(source, self._shape())
+
+    def _joined(self, into: int, part: int, start: Ints) -> int | None:
+        """A value with a window written over, where little of it stays: joined to that, dim by
+        dim."""
+        whole, shape = self.types[into].shape, list(self.types[part].shape)
+        if _BESIDE * (prod(whole) - prod(shape)) > prod(whole):
+            return None
+        for d in reversed(range(len(whole))):
+            if shape[d] == whole[d]:
+                continue
+            ends = [a + n for a, n in zip(start, shape, strict=True)]
+            sides = []
+            for a, b in ((0, start[d]), (ends[d], whole[d])):
+                first = [*start[:d], a, *[0] * len(start[d + 1 :])]
+                last = [*ends[:d], b, *whole[d + 1 :]]
+                sides.append([self._sliced(into, first, last, [1] * len(last))] if a < b else [])
+            part = self._concatenated([*sides[0], part, *sides[1]], d)
+            shape[d] = whole[d]
+        return part
+
+    def _taken(self, d: int, found: Sequence[Run]) -> int:
+        """Rows along a dim, run by run."""
+        return self._concatenated([self._of_run(d, r) for r in found], d)
+
+    def _of_run(self, d: int, run: Run) -> int:
+        source = self.op.inputs[0]
+        whole, (low, high) = self.types[source].shape, run.ends
+        if run.step:
+            source = self._along(source, d, low, high + 1, abs(run.step))
+            return self._turned(source, d) if run.step < 0 else source
+        one = self._along(source, d, low, low + 1, 1)
+        shape = [*whole[:d], run.count, *whole[d + 1 :]]
+        return self._spread(one, shape, range(len(whole)))
+
+    def _added_rows(self, d: int, found: Sequence[Run]) -> int | None:
+        """What is added to rows along a dim, run by run."""
+        whole, part = self.types[self.op.inputs[0]].shape, self.op.inputs[2]
+        terms = []
+        for run in found:
+            low, high = run.ends
+            rows = self._along(part, d, run.at, run.at + run.count, 1)
+            if run.step < 0:
+                rows = self._turned(rows, d)
+            elif not run.step:
+                shape = [n for e, n in enumerate(self.types[rows].shape) if e != d]
+                params = {"axes": [d], "out_sharding": None}
+                rows = self._new("reduce_sum", (rows,), self._typed(shape, rows), params)
+                rows = self._shaped(rows, [*whole[:d], 1, *whole[d + 1 :]])
+            config = [[0, 0, 0] for _ in whole]
+            config[d] = [low, whole[d] - 1 - high, max(1, abs(run.step)) - 1]
+            terms.append((rows, config))
+        return self._added(terms)
+
+    def _added(self, terms: Sequence[tuple[int, list[list[int]]]]) -> int | None:
+        """The sum of the operand and of values that are padded; None where it is a small part."""
+        into = self.op.inputs[0]
+        type_ = self.types[into]
+        number = self.known.number(into)
+        empty = number is not None and number == 0
+        if kind(type_.dtype) in ("bool", "key"):
+            return None
+        if not empty and 2 * sum(self.types[v].size for v, _ in terms) < type_.size:
+            return None
+        zero = self._zero(type_.dtype)
+        total = None if empty else into
+        for v, config in terms:
+            if any(map(any, config)):
+                v = self._new("pad", (v, zero), type_, {"padding_config": config})
+            total = v if total is None else self._new("add", (total, v), type_, {})
+        return total
+
+    # ---- operations ----------------------------------------------------------------------------
+
+    def _shape(self) -> Ints:
+        return self.types[self.op.outputs[0]].shape
+
+    def _typed(self, shape: Sequence[int], like: int) -> TensorType:
+        return TensorType(tuple(shape), self.types[like].dtype, self.types[like].weak)
+
+    def _new(
+        self, kernel: str, inputs: Sequence[int], type_: TensorType, params: Mapping[str, Any]
+    ) -> int:
+        self.types.append(type_)
+        v = len(self.types) - 1
+        op = replace(self.op, kernel=kernel, inputs=tuple(inputs), outputs=(v,), params=params)
+        self.made.append(op)
+        return v
+
+    def _constant(self, array: np.ndarray) -> int:
+        self.types.append(TensorType(array.shape, array.dtype.name))
+        self.constants[len(self.types) - 1] = array
+        return len(self.types) - 1
+
+    def _zero(self, dtype: str) -> int:
+        if dtype not in self.zeros:
+            self.zeros[dtype] = self._constant(np.zeros((), decode_dtype(dtype)))
+        return self.zeros[dtype]
+
+    def _sliced(
+        self, v: int, start: Sequence[int], ends: Sequence[int], strides: Sequence[int]
+    ) -> int:
+        each = zip(start, ends, strides, strict=True)
+        type_ = self._typed([-((a - b) // s) for a, b, s in each], v)
+        if type_.shape == self.types[v].shape:
+            return v
+        params = {"start_indices": [*start], "limit_indices": [*ends], "strides": [*strides]}
+        return self._new("slice", (v,), type_, params)
+
+    def _along(self, v: int, d: int, first: int, last: int, step: int) -> int:
+        """The rows [first, last) of a value along a dim, so many apart."""
+        whole = self.types[v].shape
+        start = [0] * len(whole)
+        ends, strides = [*whole], [1] * len(whole)
+        start[d], ends[d], strides[d] = first, last, step
+        return self._sliced(v, start, ends, strides)
+
+    def _turned(self, v: int, d: int) -> int:
+        if self.types[v].shape[d] == 1:
+            return v
+        return self._new("rev", (v,), self.types[v], {"dimensions": [d]})
+
+    def _spread(self, v: int, shape: Sequence[int], dims: Sequence[int]) -> int:
+        params = {"shape": [*shape], "broadcast_dimensions": [*dims], "sharding": None}
+        return self._new("broadcast_in_dim", (v,), self._typed(shape, v), params)
+
+    def _shaped(self, v: int, shape: Sequence[int]) -> int:
+        if self.types[v].shape == tuple(shape):
+            return v
+        params = {"new_sizes": [*shape], "dimensions": None, "sharding": None}
+        return self._new("reshape", (v,), self._typed(shape, v), params)
+
+    def _concatenated(self, parts: Sequence[int], d: int) -> int:
+        if len(parts) == 1:
+            return parts[0]
+        shape = list(self.types[parts[0]].shape)
+        shape[d] = sum(self.types[v].shape[d] for v in parts)
+        return self._new("concatenate", parts, self._typed(shape, parts[0]), {"dimension": d})
