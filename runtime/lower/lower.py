@@ -463,7 +463,7 @@ class LocalBody:
         """The operands of a region, stacks in the order in which tiles pad them least: XLA for TPUs
         keeps the order in which they were before they were cut into steps, up to all lanes for
         each element, as long as the loop runs."""
-        if op.kernel != "scan" or self.tiles is None or self.platform not in ROUNDING:
+        if not op.is_scan or self.tiles is None or self.platform not in ROUNDING:
             return operands
         first = op.params["num_consts"] + op.params["num_carry"]
         return [*operands[:first], *(laid_tight(x, self.tiles) for x in operands[first:])]

@@ -67,7 +67,7 @@ def turned_slices(
     not stored, with what makes them."""
     found: dict[int, dict[int, int]] = {}
     for k, op in enumerate(body.graph.operations):
-        if op.kernel != "scan":
+        if not op.is_scan:
             continue
         first = op.params["num_consts"] + op.params["num_carry"]
         for p, f in enumerate(reads[k]):

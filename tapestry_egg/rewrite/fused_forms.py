@@ -282,7 +282,7 @@ def _products(graph: BlockGraph, target: Target, in_all: bool) -> float:
     (`in_all` as for `even_parts.shared`), those in loops as often as these run."""
     total = 0.0
     for op in graph.operations:
-        times = int(op.params["length"]) if op.kernel == "scan" else 1
+        times = op.rounds
         total += times * sum(_products(region, target, in_all) for region in op.regions)
         if op.regions:
             continue

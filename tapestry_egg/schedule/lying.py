@@ -143,7 +143,7 @@ def renewed(schedule: Schedule, epilogues: bool = False) -> Mapping[int, int]:
     found = {}
     for (b, k), (start, stop) in program.spans.items():
         op = program.bodies[b].graph.operations[k]
-        if op.kernel != "scan":
+        if not op.is_scan:
             continue
         consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
         pairs = renewed_outputs(op.regions[0], consts + carries, carries)

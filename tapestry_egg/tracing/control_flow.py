@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import SCAN, BlockGraph, Operation
 
 _TREES = ("ft_in", "ft_out")
 
@@ -114,7 +114,7 @@ def as_scan(op: Operation, length: int) -> Operation:
     """The loop of so many rounds, without its condition."""
     n, m = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
     return Operation(
-        "scan",
+        SCAN,
         op.inputs[n:],
         op.outputs,
         {

@@ -102,7 +102,7 @@ def without_unread_streams(graph: BlockGraph) -> BlockGraph:
     for op in reversed(graph.operations):
         if not op.effectful and needed.isdisjoint(op.outputs):
             continue
-        op = _narrow(op, needed) if op.kernel == "scan" and not op.effectful else op
+        op = _narrow(op, needed) if op.is_scan and not op.effectful else op
         kept.append(op)
         needed.update(op.inputs)
     return without_unread(replace(graph, operations=tuple(reversed(kept))))
@@ -137,8 +137,7 @@ def with_masks_inside(graph: BlockGraph) -> BlockGraph:
         return graph
     of_constants = fixed(graph)
     operations = [
-        _with_masks(graph, op, of_constants) if op.kernel == "scan" else op
-        for op in graph.operations
+        _with_masks(graph, op, of_constants) if op.is_scan else op for op in graph.operations
     ]
     return replace(graph, operations=tuple(operations))
 
@@ -189,10 +188,10 @@ def with_pairs(graph: BlockGraph, change: OfLoops) -> BlockGraph:
     operations = list(graph.operations)
     values = list(graph.values)
     for number, op in enumerate(graph.operations):
-        if op.kernel != "scan":
+        if not op.is_scan:
             continue
         sources = {producers[v] for v in op.inputs if v in producers}
-        for source in sorted(k for k in sources if graph.operations[k].kernel == "scan"):
+        for source in sorted(k for k in sources if graph.operations[k].is_scan):
             pair = change(operations[source], operations[number], values)
             if pair is not None:
                 operations[source], operations[number] = pair

@@ -158,7 +158,7 @@ class Batch:
         if registry.runs_once(op) or op.kernel == constraints.KERNEL:
             return None  # A layout that is asked for is that of the whole.
         if op.regions:
-            return self._loop(k, op, ins) if op.kernel == "scan" else None
+            return self._loop(k, op, ins) if op.is_scan else None
         sig = self._signature(op)
         made: Labels | None
         if cut:

@@ -38,7 +38,7 @@ def with_large_inside(graph: BlockGraph, largest: OfLargest, in_blocks: Runs) ->
     """The graph with loops that neither keep nor are given what is as large as the product that is
     worth blocks in their bodies, where these are `in_blocks` then. Their bodies also number rows
     themselves."""
-    if not any(largest(r) for op in graph.operations if op.kernel == "scan" for r in op.regions):
+    if not any(largest(r) for op in graph.operations if op.is_scan for r in op.regions):
         return graph
 
     def change(
@@ -77,7 +77,7 @@ def with_invariants_inside(graph: BlockGraph) -> BlockGraph:
 
 
 def _in_loops(graph: BlockGraph, change: Callable[[Operation], Operation]) -> BlockGraph:
-    operations = [change(op) if op.kernel == "scan" else op for op in graph.operations]
+    operations = [change(op) if op.is_scan else op for op in graph.operations]
     if all(a is b for a, b in zip(operations, graph.operations, strict=True)):
         return graph
     return without_unread(replace(graph, operations=tuple(operations)))

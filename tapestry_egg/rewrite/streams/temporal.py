@@ -15,7 +15,14 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, without_unread
+from tapestry_egg.graph.blockgraph import (
+    SCAN,
+    BlockGraph,
+    Operation,
+    Source,
+    TensorType,
+    without_unread,
+)
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
@@ -165,7 +172,7 @@ class _Loop:
             self.values.append(TensorType((self.steps, *type_.shape), type_.dtype))
             outputs.append(len(self.values) - 1)
         loop = Operation(
-            "scan",
+            SCAN,
             (*consts, *starts, *streams),
             tuple(outputs),
             {
