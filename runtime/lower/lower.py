@@ -481,7 +481,7 @@ class LocalBody:
             operands = self._laid(op, operands)
             outputs, after = REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
             failed = failed if after is None else after
-        elif op.kernel == "round_operand" and self.platform not in ROUNDING:
+        elif registry.meaning(op.kernel) == "rounding" and self.platform not in ROUNDING:
             outputs = operands
         elif registry.runs_once(op):
             outputs, failed = run_once(op, made, operands, self.mesh, self.caller, failed)

@@ -142,7 +142,9 @@ def rounded_by_kernels(graph: BlockGraph, kernels: set[int]) -> set[int]:
     return {
         op.outputs[0]
         for op in graph.operations
-        if op.kernel == "round_operand" and op.inputs[0] in kernels and readers[op.inputs[0]] == 1
+        if registry.meaning(op.kernel) == "rounding"
+        and op.inputs[0] in kernels
+        and readers[op.inputs[0]] == 1
     }
 
 

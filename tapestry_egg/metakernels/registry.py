@@ -16,7 +16,7 @@ from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import Meaning, OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
 from .instantiate import Instance, instantiate, names_of, types_given
@@ -271,6 +271,17 @@ def entry(
     outputs = None if output_types is None else tuple(output_types)
     made = _instance(kernel, params, tuple(input_types), outputs)
     return None if made is None else made.template
+
+
+def meaning(kernel: str) -> Meaning:
+    """What a kernel is to those that read programs, as the first of its entries says."""
+    found = templates().get(kernel)
+    return found[0].means if found else ""
+
+
+def in_blocks(kernel: str) -> bool:
+    """Whether a kernel runs in blocks of scores that it never stores as a whole."""
+    return any("blocks" in t.scratch for t in templates().get(kernel, ()))
 
 
 def draws(kernel: str) -> bool:

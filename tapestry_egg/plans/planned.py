@@ -121,7 +121,7 @@ def _of_body(
 def _left_wide(op: Operation, graph: BlockGraph, wide: Mapping[int, TensorType]) -> str | None:
     """The dtype of what an operation makes where operands are not rounded; None where that is its
     own. Contractions read such operands, and what only moves them on keeps them as they are."""
-    if op.kernel == "round_operand":
+    if registry.meaning(op.kernel) == "rounding":
         (v,) = op.inputs
         return wide.get(v, graph.values[v]).dtype
     if len(op.outputs) != 1 or "precision" in op.params:

@@ -242,9 +242,11 @@ def wasteful(built: Rebuilt) -> bool:
     whole = set(graph.outputs)
     shares: dict[int, dict[str, int]] = {}
     for op in graph.operations:
-        if op.kernel == "slice":
+        taken = any(t.takes for t in registry.templates().get(op.kernel, ()))
+        if taken and graph.values[op.outputs[0]].size < graph.values[op.inputs[0]].size:
             nbytes = graph.values[op.outputs[0]].nbytes
             shares.setdefault(op.inputs[0], {})[repr(op.params)] = nbytes
+            whole.update(op.inputs[1:])
         else:
             whole.update(op.inputs)
     return any(

@@ -37,7 +37,6 @@ from functools import cached_property
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .flatten import Instance
 from .inlining import Fusion, fusion
@@ -500,10 +499,7 @@ class Lives:
 def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:
     """What a value is that only asks how another lies: that one."""
     unit = schedule.units[schedule.producer[value]]
-    if (
-        schedule.program.instances[unit.root].signature.kernel != CONSTRAINT
-        or len(unit.members) > 1
-    ):
+    if schedule.program.instances[unit.root].signature.means != "layout" or len(unit.members) > 1:
         return value
     return unit.reads[0][2]
 

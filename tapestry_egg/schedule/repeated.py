@@ -9,7 +9,6 @@ from dataclasses import replace
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .units import EXPANSION
 
@@ -50,7 +49,7 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     def own_copy(v: int, reader: int, made: dict[int, int]) -> int:
         """The value that `reader` should read instead of v: a copy of v's cheap producer chain."""
         p = producers.get(v)
-        if p is not None and operations[p].kernel == CONSTRAINT:
+        if p is not None and registry.meaning(operations[p].kernel) == "layout":
             (source,) = operations[p].inputs
             if source in written and cheap[producers[source]]:
                 v, p = source, producers[source]
@@ -130,7 +129,7 @@ def _fills(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -
     found = set(single)
     for op, signature in zip(graph.operations, signatures, strict=True):
         if signature is not None and signature.fusion in ("view", "loop"):
-            plain = signature.keeps_fills and op.kernel != CONSTRAINT
+            plain = signature.keeps_fills and signature.means != "layout"
             if plain and found.issuperset(op.inputs):
                 found.update(op.outputs)
     return frozenset(found - single)
@@ -152,7 +151,7 @@ def _cheap(
             )
             is_cheap = s.fusion == "view" or need * EXPANSION <= s.output_bytes
             # What a constraint asks for exists once: a copy for each reader would move it for each.
-            is_cheap = is_cheap and len(op.outputs) == 1 and op.kernel != CONSTRAINT
+            is_cheap = is_cheap and len(op.outputs) == 1 and registry.meaning(op.kernel) != "layout"
             # Parts of what is computed are, where that is in memory, as all of it is computed.
             is_cheap = is_cheap and not any(op.inputs[p] in computed for p in s.moved)
             computes = bool(op.inputs) and s.elements == "computed"

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.codec import encode_params
 
@@ -84,7 +85,7 @@ def with_fused_attention(graph: BlockGraph) -> tuple[BlockGraph, int]:
     """The graph with fused attention in the place of every softmax of scores that is recognised;
     the same graph where there is none. Regions stay as they are. And of how many softmaxes not all
     was read that they are made of, as there is a limit."""
-    if not any(op.kernel == "exp" for op in graph.operations):
+    if not any(registry.meaning(op.kernel) == "exponential" for op in graph.operations):
         return graph, 0
     views = Views(graph)
     readers: dict[int, list[Operation]] = {}
@@ -258,7 +259,7 @@ class _Rewrite:
     def _as_mask(self, v: int, dims: Dims, factor: float) -> tuple[int, Dims, bool, float] | None:
         """What is added to scores as a mask: 0 where it holds, next to minus infinity elsewhere."""
         op = self.views.maker.get(v)
-        if op is None or op.kernel != "select_n" or len(op.inputs) != 3:
+        if op is None or registry.meaning(op.kernel) != "choice" or len(op.inputs) != 3:
             return None
         mask, otherwise, chosen = op.inputs
         which = self.views.see(mask, self.views.operand(mask, dims))

@@ -132,7 +132,10 @@ def _narrow(op: Operation, needed: set[int]) -> Operation:
 def with_masks_inside(graph: BlockGraph) -> BlockGraph:
     """The graph with what loops read of masks, made of nothing but constants, in their bodies."""
     if not any(
-        o.kernel == "exp" for op in graph.operations for r in op.regions for o in r.operations
+        registry.meaning(o.kernel) == "exponential"
+        for op in graph.operations
+        for r in op.regions
+        for o in r.operations
     ):
         return graph
     of_constants = fixed(graph)
@@ -329,7 +332,7 @@ class Link:
 
 def _scores(body: BlockGraph) -> set[int]:
     """The values of a body that are made of the scores of a softmax, row by row or one by one."""
-    if not any(op.kernel == "exp" for op in body.operations):
+    if not any(registry.meaning(op.kernel) == "exponential" for op in body.operations):
         return set()
     views = Views(body)
     readers: dict[int, list[Operation]] = {}
@@ -365,7 +368,7 @@ def with_kept_results(graph: BlockGraph) -> BlockGraph:
 
 
 def _fused(body: BlockGraph) -> list[Operation]:
-    return [op for op in body.operations if op.kernel == "flash_attention"]
+    return [op for op in body.operations if registry.in_blocks(op.kernel)]
 
 
 def _sharing(
@@ -379,7 +382,8 @@ def _sharing(
     replaced: dict[int, int] = {}
     for late in _fused(outer):
         for early in _fused(inner):
-            if early.params == late.params and _same_operands(views, early, late, onward):
+            same = early.kernel == late.kernel and early.params == late.params
+            if same and _same_operands(views, early, late, onward):
                 for a, b in zip(early.outputs, late.outputs, strict=True):
                     if any(b in op.inputs for op in outer.operations):
                         replaced[b] = link.passed(a)

@@ -71,8 +71,7 @@ def may_be_second(op: Operation) -> bool:
 
 def _is_library_attention(kernel: str) -> bool:
     """Whether a library has somewhere what else runs in blocks of scores."""
-    blocks = any("blocks" in t.scratch for t in registry.templates().get(kernel, ()))
-    return blocks and has_rates(kernel)
+    return registry.in_blocks(kernel) and has_rates(kernel)
 
 
 def with_second_reads(graph: BlockGraph, chosen: SecondReads) -> BlockGraph:

@@ -156,7 +156,8 @@ def _own(
 ) -> list[tuple[int, Moved]]:
     """The results of one operation that are moved, as its projections say, and what they are."""
     templates = registry.templates()[op.kernel]
-    if op.kernel == _READS:
+    means = registry.meaning(op.kernel)
+    if means == "reading":
         moved = _read(graph, op, computed)
     elif any(t.moves or t.repeats for t in templates):
         sig = signature_in(graph, op)
@@ -167,7 +168,7 @@ def _own(
         moved = _moved(op, sig)
     elif any(t.adds for t in templates):
         moved = _sum(graph, op, found)
-    elif op.kernel == _SETS or any(t.writes for t in templates):
+    elif means == "writing" or any(t.writes for t in templates):
         moved = _written(graph, op, found, computed)
     else:
         moved = None
@@ -227,16 +228,13 @@ def _sum(graph: BlockGraph, op: Operation, found: Mapping[int, Moved]) -> Moved 
     return Moved(first.shape, tuple(pieces), first.fill)
 
 
-#: Kernels that read, write and add to one window, or several, at places that are data.
-_READS, _SETS, _ADDS = "gather", "scatter", ("scatter-add", "scatter_add")
-
-
 def added(graph: BlockGraph) -> dict[int, Box]:
     """Values that are another one with something added to a window of it that is known and is half
     of it at least, and the window: devices cannot share such a window."""
     computed, found = Computed(graph), {}
     for op in graph.operations:
-        if op.kernel in _ADDS and may_grow(graph, op):
+        adds = registry.meaning(op.kernel) == "adding" and may_grow(graph, op)
+        if adds and signature_in(graph, op).adds:
             into, _, part = [graph.values[v] for v in op.inputs]
             box = _window(graph, op, part.shape, computed) if into.rank == part.rank else None
             if box is not None and 2 * part.size >= into.size:
@@ -247,7 +245,7 @@ def added(graph: BlockGraph) -> dict[int, Box]:
 def _window(graph: BlockGraph, op: Operation, sizes: Ints, computed: Computed) -> Box | None:
     """The one window of the first operand that a gather or scatter reads or writes, where that is
     known, and inside; `sizes` are those of dims that the window keeps."""
-    numbered, batch, _, single = NAMES[op.kernel]
+    numbered, batch, _, single = NAMES[registry.meaning(op.kernel)]
     dims, whole = op.params["dimension_numbers"], graph.values[op.inputs[0]].shape
     if graph.values[op.inputs[1]].rank != 1 or dims[batch]:
         return None
@@ -284,7 +282,7 @@ def _written(
     graph: BlockGraph, op: Operation, found: Mapping[int, Moved], computed: Computed
 ) -> Moved | None:
     """A value that is another one in which a part is written over, at a place that is known."""
-    if op.kernel == _SETS:
+    if registry.meaning(op.kernel) == "writing":
         into, _, part = op.inputs
         box = _window(graph, op, graph.values[part].shape, computed)
     else:

@@ -11,7 +11,6 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import exact_of
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
 
 from .cuts import Cut, Rows, major
@@ -19,7 +18,12 @@ from .cuts import Cut, Rows, major
 
 def may_grow(graph: BlockGraph, op: Operation) -> bool:
     """Whether an operation is one that may run on more rows."""
-    if op.regions or op.effectful or op.kernel == constraints.KERNEL or registry.runs_once(op):
+    if (
+        op.regions
+        or op.effectful
+        or registry.meaning(op.kernel) == "layout"
+        or registry.runs_once(op)
+    ):
         return False
     types = [graph.values[v].dtype for v in (*op.inputs, *op.outputs)]
     return not any(t.startswith("key<") or t == "float0" for t in types)

@@ -6,7 +6,7 @@ batch dim of the gather. Then the rows need not be together to be read. Scatters
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,34 +14,36 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import Meaning
 
 from .computed import Computed
+from .regions import signature_in
 
-#: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
-#: operand that are batch dims, of the dims of the indices that these follow, and of those of the
-#: operand that a window has one element of.
-NAMES = {
-    "gather": (
+_OF_WRITES = (
+    "scatter_dims_to_operand_dims",
+    "operand_batching_dims",
+    "scatter_indices_batching_dims",
+    "inserted_window_dims",
+)
+#: Per meaning of a kernel: the names, in its dimension numbers, of the dims that indices number, of
+#: those of the operand that are batch dims, of the dims of the indices that these follow, and of
+#: those of the operand that a window has one element of.
+NAMES: Mapping[Meaning, tuple[str, str, str, str]] = {
+    "reading": (
         "start_index_map",
         "operand_batching_dims",
         "start_indices_batching_dims",
         "collapsed_slice_dims",
     ),
-    **dict.fromkeys(
-        ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "scatter"),
-        (
-            "scatter_dims_to_operand_dims",
-            "operand_batching_dims",
-            "scatter_indices_batching_dims",
-            "inserted_window_dims",
-        ),
-    ),
+    "adding": _OF_WRITES,
+    "writing": _OF_WRITES,
 }
 
 
 def with_batch_dims(graph: BlockGraph) -> BlockGraph:
     """The graph with batch dims wherever indices count rows; the same graph where none do."""
-    if not any(op.kernel in NAMES for op in graph.operations):
+    if not any(registry.meaning(op.kernel) in NAMES for op in graph.operations):
         return graph
     return _Counts(graph).graph_made()
 
@@ -58,14 +60,15 @@ class _Counts:
 
     def graph_made(self) -> BlockGraph:
         for op in self.graph.operations:
-            self.operations.append(self._batched(op) if op.kernel in NAMES else op)
+            batched = registry.meaning(op.kernel) in NAMES
+            self.operations.append(self._batched(op) if batched else op)
         if len(self.values) == len(self.graph.values):
             return self.graph
         made = replace(self.graph, values=tuple(self.values), operations=tuple(self.operations))
         return without_unread(made)
 
     def _batched(self, op: Operation) -> Operation:
-        numbered, batch, along, single = NAMES[op.kernel]
+        numbered, batch, along, single = NAMES[registry.meaning(op.kernel)]
         dims: dict[str, Any] = dict(op.params["dimension_numbers"])
         columns = self._columns(op.inputs[1])
         given = dims[numbered]
@@ -100,7 +103,8 @@ class _Counts:
         if at is None:
             return ()
         op, last = self.graph.operations[at], len(self.values[v].shape) - 1
-        if op.kernel != "concatenate" or op.params["dimension"] != last:
+        joins = any(t.joins for t in registry.templates().get(op.kernel, ()))
+        if not joins or signature_in(self.graph, op).placed != (last,):
             return ()
         return op.inputs if all(self.values[u].shape[last] == 1 for u in op.inputs) else ()
 

@@ -25,7 +25,6 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import KEY, numpy_dtype
 from tapestry_egg.reference.kernels import reference
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
-from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
 
 #: Of a value: where it has rows; `sum`: a sum over rows; `free`: made without the rows, `zero` if
@@ -155,7 +154,7 @@ class Batch:
             return None
         if not cut and "sum" not in ins and "same" not in ins:
             return self._free(k, op, ins)
-        if registry.runs_once(op) or op.kernel == constraints.KERNEL:
+        if registry.runs_once(op) or registry.meaning(op.kernel) == "layout":
             return None  # A layout that is asked for is that of the whole.
         if op.regions:
             return self._loop(k, op, ins) if op.is_scan else None

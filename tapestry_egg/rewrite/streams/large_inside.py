@@ -144,7 +144,7 @@ def _numbers(graph: BlockGraph) -> set[int]:
     return {
         op.outputs[0]
         for op in graph.operations
-        if op.kernel == "concatenate"
+        if any(t.joins for t in registry.templates().get(op.kernel, ()))
         and _can_be_made_again(op)
         and kind(graph.values[op.outputs[0]].dtype) == "int"
         and all(graph.values[v].shape[-1:] == (1,) for v in op.inputs)
