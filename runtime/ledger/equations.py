@@ -8,8 +8,6 @@ from math import prod
 from typing import Any
 
 from tapestry_egg.errors import PlanError
-from tapestry_egg.graph.blockgraph import COND, REGION_KERNELS, SCAN
-from tapestry_egg.tracing.jaxprs import INLINED
 
 #: Collectives of JAX -> the kind that plans have for them.
 KINDS: Mapping[str, str] = {
@@ -22,7 +20,11 @@ KINDS: Mapping[str, str] = {
     "ppermute": "permute",
 }
 #: Regions that run apart from what stands around them.
-REGIONS = REGION_KERNELS
+REGIONS = ("scan", "while", "cond")
+#: Equations whose function is computed as if it stood in their place.
+_CALLS = frozenset(
+    "jit pjit closed_call core_call remat2 checkpoint custom_jvp_call custom_vjp_call".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,7 @@ class Program:
         for equation in jaxpr.eqns:
             name, inner = equation.primitive.name, list(jaxprs(equation))
             reads = [_number(v, known) for v in equation.invars]
-            if name in INLINED and inner:
+            if name in _CALLS and inner:
                 (called, *_) = inner
                 own = dict(zip(called.invars, reads, strict=True))
                 own |= {v: self._value(v.aval) for v in called.constvars}
@@ -142,9 +144,9 @@ def all_sent(region: Region, sizes: Mapping[str, int], times: int = 1) -> list[t
     for step in region.steps:
         if step.sent:
             found.append((step.sent, times))
-        rounds = times * (step.params["length"] if step.name == SCAN else 1)
+        rounds = times * (step.params["length"] if step.name == "scan" else 1)
         inner = [all_sent(r, sizes, rounds) for r in step.inner]
-        if step.name == COND:
+        if step.name == "cond":
             inner = [max(inner, key=lambda sent: _wire(sent, sizes))]
         found += [sent for one in inner for sent in one]
     return found

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from tapestry_egg.graph.blockgraph import COND
-
 from .equations import Program, Region, Step
 from .memory import Held, hands_on, places_of
 
@@ -45,7 +43,7 @@ def _beside(usual: Held, renewed: Collection[int]) -> int:
         inside = 0
         for inner in step.inner:
             body = Held(program, inner, float("inf"), "some")
-            gone = inner.outputs if step.name == COND else usual.carried(step, inner)
+            gone = inner.outputs if step.name == "cond" else usual.carried(step, inner)
             inside = max(inside, _beside(body, [v for v in gone if v >= 0]))
         late = {v for s in order if s > t for v in own.reads(region.steps[s])}
         late |= {own.root.get(v, v) for v in region.outputs if v >= 0}

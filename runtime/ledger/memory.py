@@ -22,8 +22,6 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE
-
 from .equations import REGIONS, Program, Region, Step
 
 #: How much of what may be computed by its readers is computed by them.
@@ -168,7 +166,7 @@ class Held:
         """Whether a step's kernel can compute what the step reads."""
         reduces = step.name.startswith("reduce") and not step.sent
         named = step.name in _UPDATES | _VIEWS | {"argmax", "argmin", "cumsum"}
-        may = self.mode == "all" and (step.name == COND or self._summed_by_vector(step) > 0)
+        may = self.mode == "all" and (step.name == "cond" or self._summed_by_vector(step) > 0)
         return reduces or named or may or self.is_fused(step)
 
     def _read_whole(self) -> set[int]:
@@ -228,7 +226,7 @@ class Held:
             self.last.update(dict.fromkeys(self._made_of(v), self.end))
         for t, step in steps:
             for v in step.makes:
-                if step.name == COND and v not in self.last:
+                if step.name == "cond" and v not in self.last:
                     continue  # nothing reads it: it is not made
                 if v not in self.fused and self.program.bytes[v]:
                     end = self.last.get(v, t) + 1
@@ -346,17 +344,17 @@ class Held:
         own = Held(self.program, region, self.library, self.mode)
         for v, old in self.carried(step, region).items():
             own.renew(v, old)
-        for v in region.outputs if step.name == COND else ():
+        for v in region.outputs if step.name == "cond" else ():
             own.arrays.pop(own.root.get(v, v), None)
         return own.most()
 
     def carried(self, step: Step, region: Region) -> dict[int, int]:
         """What a round of a loop leaves as a carry, and the input in whose place that is."""
-        if step.name == COND:
+        if step.name == "cond":
             return {}
-        first = step.params["num_consts"] if step.name == SCAN else 0
-        count = step.params["num_carry"] if step.name == SCAN else len(region.outputs)
-        if step.name == WHILE:
+        first = step.params["num_consts"] if step.name == "scan" else 0
+        count = step.params["num_carry"] if step.name == "scan" else len(region.outputs)
+        if step.name == "while":
             first = len(region.inputs) - count
         carries = zip(region.outputs, region.inputs[first : first + count], strict=False)
         return {v: old for v, old in carries if v >= 0}

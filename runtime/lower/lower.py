@@ -12,6 +12,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.split_k import SplitK
 from tapestry_egg.machine.tiles import Tiles
@@ -465,7 +466,7 @@ class LocalBody:
         each element, as long as the loop runs."""
         if not op.is_scan or self.tiles is None or self.platform not in ROUNDING:
             return operands
-        first = op.params["num_consts"] + op.params["num_carry"]
+        first = sum(counts(op))
         return [*operands[:first], *(laid_tight(x, self.tiles) for x in operands[first:])]
 
     def run_operation(

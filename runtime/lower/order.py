@@ -369,8 +369,7 @@ def _adds(graph: BlockGraph, op: Operation) -> bool:
 
 
 def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:
-    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
-    return registry.signature_of(op, read, made)
+    return registry.signature_in(graph, op)
 
 
 def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int, tuple[int, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
@@ -99,7 +99,8 @@ class Source:
         return f"{self.file}:{self.line}:{self.column}" if self.file else "<unknown>"
 
 
-#: The kernels whose operations have nested graphs. Nothing else names them.
+#: The kernels whose operations have nested graphs, named here and nowhere else (but in the ledger,
+#: which shares no code with what it checks).
 SCAN, WHILE, COND = REGION_KERNELS = ("scan", "while", "cond")
 #: The same as messages say them.
 REGIONS_SAID = f"{SCAN}, {WHILE} and {COND}"
@@ -186,6 +187,16 @@ class BlockGraph:
             yield op
             for region in op.regions:
                 yield from region.walk()
+
+    def map_regions(self, change: Callable[[BlockGraph], BlockGraph]) -> BlockGraph:
+        """The graph with the regions of its operations changed; itself where none is."""
+        operations = []
+        for op in self.operations:
+            regions = tuple([change(r) for r in op.regions])
+            same = all(a is b for a, b in zip(regions, op.regions, strict=True))
+            operations.append(op if same else replace(op, regions=regions))
+        same = all(a is b for a, b in zip(operations, self.operations, strict=True))
+        return self if same else replace(self, operations=tuple(operations))
 
     def producers(self) -> dict[int, int]:
         """Value id -> index of the operation that produces it (inputs and constants are absent)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -230,10 +231,24 @@ def signature_of(
     return remembered
 
 
-def remember(op: Operation, like: Operation) -> None:
-    """Let an operation know the signature that an equal one on other values remembers."""
-    if "_signature" in like.__dict__:
-        op.__dict__["_signature"] = like.__dict__["_signature"]
+def signature_in(graph: BlockGraph, op: Operation) -> OperationSignature:
+    """The signature of an operation of a graph, without regions."""
+    values = graph.values
+    return signature_of(
+        op, tuple([values[v] for v in op.inputs]), tuple([values[v] for v in op.outputs])
+    )
+
+
+def on_values(
+    op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], remat: int | None
+) -> Operation:
+    """An operation on other values of the same types, whose signature is the same."""
+    if (inputs, outputs) == (op.inputs, op.outputs):
+        return op
+    other = replace(op, inputs=inputs, outputs=outputs, remat=remat)
+    if "_signature" in op.__dict__:
+        other.__dict__["_signature"] = op.__dict__["_signature"]
+    return other
 
 
 def has_local(kernel: str) -> bool:
@@ -311,9 +326,8 @@ def is_light(op: Operation, graph: BlockGraph) -> bool:
     so that it may as well run again: what masks are made of."""
     if len(op.outputs) != 1 or not is_repeatable(op):
         return False
-    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
-    known = signature_of(op, read, made)
-    return known.fusion in ("loop", "view") and known.whole_flops <= made[0].size
+    known = signature_in(graph, op)
+    return known.fusion in ("loop", "view") and known.whole_flops <= known.output_types[0].size
 
 
 def opaque(

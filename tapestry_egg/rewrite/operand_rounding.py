@@ -134,8 +134,7 @@ def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
     them rounded, too (libtpu 0.0.52; 0.0.42 gave it float32)."""
     if op.regions or "precision" not in op.params:
         return ()
-    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
-    signature = registry.signature_of(op, types[0], types[1])
+    signature = registry.signature_in(graph, op)
     gemm = signature.gemm if signature else None
     return (gemm.lhs, gemm.rhs) if gemm else ()
 
@@ -209,8 +208,7 @@ def _moves(graph: BlockGraph, op: Operation, dtypes: Collection[str]) -> bool:
     data = [graph.values[op.inputs[p]] for p in _data(graph, op)]
     if made.dtype not in dtypes or not data:
         return False
-    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
-    signature = registry.signature_of(op, types[0], types[1])
+    signature = registry.signature_in(graph, op)
     if signature is None or signature.opaque or signature.fusion not in ("view", "loop"):
         return False
     if not signature.takes and sum(prod(t.shape) for t in data) > prod(made.shape):

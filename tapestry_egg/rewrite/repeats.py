@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 Ints = NDArray[np.int64]
 
@@ -145,7 +144,9 @@ class Net:
         self.inputs = [op.inputs for op in operations]
         self.outputs = [op.outputs for op in operations]
         numbers: dict[object, int] = {}
-        self.contracts = [not op.regions and _signature(graph, op).multiplies for op in operations]
+        self.contracts = [
+            not op.regions and registry.signature_in(graph, op).multiplies for op in operations
+        ]
         self.kind: Ints = np.empty(self.count, dtype=np.int64)
         self.producer: Ints = np.full(len(values), -1, dtype=np.int64)
         self.slot: Ints = np.zeros(len(values), dtype=np.int64)
@@ -211,11 +212,6 @@ def _content(graph: BlockGraph, v: int) -> object:
     if array.size > 64:
         return graph.values[v], id(array)
     return graph.values[v], np.asarray(array).tobytes()
-
-
-def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:
-    types = [tuple([graph.values[v] for v in side]) for side in (op.inputs, op.outputs)]
-    return registry.signature_of(op, *types)
 
 
 def _region(graph: BlockGraph) -> str:

@@ -38,6 +38,7 @@ from tapestry_egg.graph.blockgraph import (
     TensorType,
 )
 from tapestry_egg.graph.ids import BodyId, FlatId
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels.signatures.signature import (
     IndexDim,
     OperationSignature,
@@ -390,7 +391,7 @@ class _Flattener:
     def scan(
         self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
     ) -> None:
-        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+        consts, carries = counts(op)
         length = int(op.params["length"])
         w = self.bodies[outer].weight
         inner_w = w * length

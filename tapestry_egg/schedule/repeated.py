@@ -67,7 +67,7 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
             return v
         values.append(values[v])
         made[v] = len(values) - 1
-        pending[reader].append(_reading(op, inputs, (made[v],)))
+        pending[reader].append(registry.on_values(op, inputs, (made[v],), op.remat))
         return made[v]
 
     rewritten: list[Operation] = []
@@ -77,28 +77,15 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
             continue
         made: dict[int, int] = {}
         inputs = tuple([own_copy(v, i, made) for v in op.inputs])
-        rewritten.append(op if inputs == op.inputs else _reading(op, inputs, op.outputs))
+        rewritten.append(registry.on_values(op, inputs, op.outputs, op.remat))
     for i, op in enumerate(rewritten):
         order.extend(pending.get(i, ()))
         order.append(op)
     return without_unread(replace(graph, values=tuple(values), operations=tuple(order)))
 
 
-def _reading(op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Operation:
-    """The same operation on other values of the same types."""
-    other = replace(op, inputs=inputs, outputs=outputs)
-    registry.remember(other, op)
-    return other
-
-
 def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
-    if op.regions:
-        return None
-    return registry.signature_of(
-        op,
-        tuple([graph.values[v] for v in op.inputs]),
-        tuple([graph.values[v] for v in op.outputs]),
-    )
+    return None if op.regions else registry.signature_in(graph, op)
 
 
 def _reads_memory(signature: OperationSignature | None) -> bool:

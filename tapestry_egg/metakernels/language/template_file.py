@@ -102,7 +102,8 @@ reads its result; `not_in_bfloat16` where results in bfloat16 are computed in fl
 `elements:` says what each element of the results is: one of the operands' that is `kept` (moved,
 repeated, chosen by something else), one that is `selected` because it stands out among all (a
 greatest, what is sorted), or `computed`; views keep theirs.
-`means:` is what rewriting looks for: one of a closed list of words (`Meaning` in `signature.py`).
+`means:` is what rewriting looks for: one of a closed list of words (`Meaning` in
+`metakernels/signatures/signature.py`).
 `moves:` are operands of which elements go to other places, or some are left out: each as it is,
 and to one place. Of those in `takes:` the kernel takes a part itself, where a dim is not cut.
 `writes:` says that an operand, `part`, is written as it is into another, `into`, and nothing else

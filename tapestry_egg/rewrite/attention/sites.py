@@ -58,12 +58,12 @@ def sites(views: Views) -> Iterator[Operation]:
             yield op
 
 
-def read_site(views: Views, readers: dict[int, list[Operation]], op: Operation) -> Site | None:
+def read_site(views: Views, op: Operation) -> Site | None:
     """What an exponential is the softmax of, and who uses it. Raises views.Split where atoms must
     be finer."""
     e = op.outputs[0]
     root = views.fresh(("exp", e), views.graph.values[e].shape)
-    labels, products, sums = _followed(views, readers, e, root)
+    labels, products, sums = _followed(views, e, root)
     if not products:
         return None
     for keys in sums:
@@ -78,7 +78,7 @@ def read_site(views: Views, readers: dict[int, list[Operation]], op: Operation) 
 
 
 def _followed(
-    views: Views, readers: dict[int, list[Operation]], e: int, root: Dims
+    views: Views, e: int, root: Dims
 ) -> tuple[dict[int, Dims], list[Operation], list[tuple[Atom, ...]]]:
     """The values with all dims of e that are made of it, the products that read one of them, and
     over which of its atoms sums of e itself run."""
@@ -88,7 +88,7 @@ def _followed(
     every = set(atoms_of(root))
     while stack:
         v = stack.pop()
-        for reader in readers.get(v, ()):
+        for reader in views.readers.get(v, ()):
             if views.is_product(reader):
                 if at_default(views, reader):
                     products[reader.outputs[0]] = reader

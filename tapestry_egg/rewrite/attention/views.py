@@ -50,6 +50,10 @@ class Views:
         }
 
         self._views: dict[Any, OperationSignature | None] = {}
+        self.readers: dict[int, list[Operation]] = {}
+        for op in self.graph.operations:
+            for u in dict.fromkeys(op.inputs):
+                self.readers.setdefault(u, []).append(op)
         #: value -> the first one that is made the same way, by operations that are as light as
         #: those of masks
         self.first: dict[int, int] = {}
@@ -103,9 +107,7 @@ class Views:
 
     def signature(self, op: Operation) -> OperationSignature:
         """The signature of an operation without regions."""
-        values = self.graph.values
-        types = [tuple([values[v] for v in side]) for side in (op.inputs, op.outputs)]
-        return registry.signature_of(op, *types)
+        return registry.signature_in(self.graph, op)
 
     def _view(self, op: Operation, casts: bool) -> OperationSignature | None:
         """The signature of an operation that keeps the elements of its one operand, as they are or

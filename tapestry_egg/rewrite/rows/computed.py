@@ -34,9 +34,8 @@ class Computed:
             return None
         operands = [x for u in op.inputs if (x := self(u)) is not None]
         if len(operands) == len(op.inputs):
-            types = [tuple([graph.values[u] for u in us]) for us in (op.inputs, op.outputs)]
             try:
-                run = prepared(op.kernel, op.params, registry.signature_of(op, *types))
+                run = prepared(op.kernel, op.params, registry.signature_in(graph, op))
             except TemplateError:  # NumPy has no word for it
                 return None
             self.known[v] = run(operands)[0]

@@ -16,7 +16,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
 from .computed import Computed
-from .regions import may_grow, signature_in
+from .regions import may_grow
 from .rows_by_number import NAMES
 
 #: Values of more pieces are left as they are written.
@@ -160,7 +160,7 @@ def _own(
     if means == "reading":
         moved = _read(graph, op, computed)
     elif any(t.moves or t.repeats for t in templates):
-        sig = signature_in(graph, op)
+        sig = registry.signature_in(graph, op)
         if sig.elements != "kept" or sig.opaque or not graph.values[op.outputs[0]].size:
             return []
         if sig.parts:
@@ -234,7 +234,7 @@ def added(graph: BlockGraph) -> dict[int, Box]:
     computed, found = Computed(graph), {}
     for op in graph.operations:
         adds = registry.meaning(op.kernel) == "adding" and may_grow(graph, op)
-        if adds and signature_in(graph, op).adds:
+        if adds and registry.signature_in(graph, op).adds:
             into, _, part = [graph.values[v] for v in op.inputs]
             box = _window(graph, op, part.shape, computed) if into.rank == part.rank else None
             if box is not None and 2 * part.size >= into.size:
@@ -286,7 +286,7 @@ def _written(
         into, _, part = op.inputs
         box = _window(graph, op, graph.values[part].shape, computed)
     else:
-        into, part, *at = [op.inputs[p] for p in signature_in(graph, op).writes]
+        into, part, *at = [op.inputs[p] for p in registry.signature_in(graph, op).writes]
         where = [computed(v) for v in at]
         start = [int(x) for x in where if x is not None]
         shape = graph.values[part].shape

@@ -18,7 +18,6 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import Meaning
 
 from .computed import Computed
-from .regions import signature_in
 
 _OF_WRITES = (
     "scatter_dims_to_operand_dims",
@@ -104,7 +103,7 @@ class _Counts:
             return ()
         op, last = self.graph.operations[at], len(self.values[v].shape) - 1
         joins = any(t.joins for t in registry.templates().get(op.kernel, ()))
-        if not joins or signature_in(self.graph, op).placed != (last,):
+        if not joins or registry.signature_in(self.graph, op).placed != (last,):
             return ()
         return op.inputs if all(self.values[u].shape[last] == 1 for u in op.inputs) else ()
 
