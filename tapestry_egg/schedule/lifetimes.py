@@ -343,7 +343,7 @@ class Lives:
             for (b, k), (start, stop) in self.program.spans.items()
             if b == root.body
             and start <= number < stop
-            and self.program.bodies[b].graph.operations[k].kernel in ("scan", "while")
+            and not self.program.bodies[b].graph.operations[k].is_branch
         ]
         return max(ends, default=-1)
 
