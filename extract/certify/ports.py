@@ -83,7 +83,7 @@ def _region(
             ports.setdefault(instance.port, []).append(i)
     needs, gives = outside.needs, outside.gives
     invariant, carry = ports.get("invariant", []), ports.get("carry", [])
-    if op.kernel == "scan":
+    if op.is_scan:
         (body,) = inside
         n, m = int(op.params["num_consts"]), len(carry)
         for x, i in enumerate(invariant):
@@ -94,7 +94,7 @@ def _region(
             out.put(i, [needs[n + m + x]], [body.inputs[n + m + x]])
         for x, i in enumerate(ports.get("stack", [])):
             out.put(i, [body.outputs[m + x]], [gives[m + x]])
-    elif op.kernel == "while":
+    elif op.is_while:
         test, body = inside
         a, c = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
         for x, i in enumerate(invariant):

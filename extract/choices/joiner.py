@@ -27,7 +27,6 @@ from tapestry_egg.shard.neighbours import Neighbours
 from tapestry_egg.shard.stored_blocks import stored_blocks
 from tapestry_egg.shard.strategies import Saturated
 from tapestry_egg.shard.way_costs import WayCosts
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.constraints import Constraint, Wanted
 
 from .inner_copies import InnerCopies, InnerCopy
@@ -159,7 +158,7 @@ class Joiner:
         """Instances of constraints that this mesh can read -> the layouts that they want."""
         found = {}
         for i, instance in enumerate(self.schedule.program.instances):
-            if instance.operation < 0 or instance.signature.kernel != CONSTRAINT:
+            if instance.operation < 0 or instance.signature.means != "layout":
                 continue
             op = self.schedule.program.bodies[instance.body].graph.operations[instance.operation]
             shape = instance.signature.output_types[0].shape

@@ -243,10 +243,10 @@ class _Builder:
         enter = [self.needed[i, 0] for i in ports["invariant"]]
         carried = [self.needed[i, 0] for i in ports["carry"]]
         final = [self.strategies[i].gives[-1] for i in ports["carry"]]
-        if op.kernel == "scan":
+        if op.is_scan:
             needs = enter + carried + [self.needed[i, 0] for i in ports["stream"]]
             gives = final + [self.strategies[i].gives[0] for i in ports["stack"]]
-        elif op.kernel == "while":
+        elif op.is_while:
             needs, gives = enter + carried, final
         else:
             needs = [self.needed[ports["predicate"][0], 0], *enter]
@@ -275,9 +275,9 @@ class _Builder:
         op = self.program.bodies[body.parent].graph.operations[body.operation]
         ports = self._ports(body.parent, body.operation)
         carried = [self.needed[i, 1] for i in ports["carry"]]
-        if op.kernel == "scan":
+        if op.is_scan:
             return tuple(carried + [self.needed[i, 0] for i in ports["stack"]])
-        if op.kernel == "while":
+        if op.is_while:
             if body.region == 0:
                 return (self.needed[ports["predicate"][0], 0],)
             return tuple(carried)

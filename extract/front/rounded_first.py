@@ -15,6 +15,7 @@ from dataclasses import replace
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.fetch import Fetch, fetches
 from tapestry_egg.plans.plan import BodyPlan, Costs, Kept, Plan
 from tapestry_egg.plans.planned import planned_collectives
@@ -25,7 +26,7 @@ def rounded_first(plan: Plan, ground: Ground) -> Plan:
     of seconds, bytes and joules more, nor fewer seconds than are proven (`plan.bound`)."""
     reads = fetches(plan.body)
     for k, op in enumerate(plan.graph.operations):
-        body = _moved(plan.body, k, reads) if op.kernel == "round_operand" else None
+        body = _moved(plan.body, k, reads) if registry.meaning(op.kernel) == "rounding" else None
         if body is None:
             continue
         trial = replace(plan, body=body)

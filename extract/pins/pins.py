@@ -19,6 +19,7 @@ from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.flatten import close_paths, is_below
 from tapestry_egg.tracing.constraints import Constraint, Wanted
 
@@ -107,9 +108,8 @@ def pin_of(position: int, name: str, tensor: TensorType, spec: Spec, where: str)
 
 def constrained_outputs(graph: BlockGraph) -> tuple[Pin, ...]:
     """Pins of the outputs that the program constrains right before it returns them."""
-    from tapestry_egg.tracing.constraints import KERNEL
 
-    made = {op.outputs[0]: op for op in graph.operations if op.kernel == KERNEL}
+    made = {op.outputs[0]: op for op in graph.operations if registry.meaning(op.kernel) == "layout"}
     found = []
     for j, v in enumerate(graph.outputs):
         if v in made:

@@ -12,6 +12,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.split_k import SplitK
 from tapestry_egg.machine.tiles import Tiles
@@ -463,9 +464,9 @@ class LocalBody:
         """The operands of a region, stacks in the order in which tiles pad them least: XLA for TPUs
         keeps the order in which they were before they were cut into steps, up to all lanes for
         each element, as long as the loop runs."""
-        if op.kernel != "scan" or self.tiles is None or self.platform not in ROUNDING:
+        if not op.is_scan or self.tiles is None or self.platform not in ROUNDING:
             return operands
-        first = op.params["num_consts"] + op.params["num_carry"]
+        first = sum(counts(op))
         return [*operands[:first], *(laid_tight(x, self.tiles) for x in operands[first:])]
 
     def run_operation(
@@ -481,7 +482,7 @@ class LocalBody:
             operands = self._laid(op, operands)
             outputs, after = REGIONS[op.kernel](op.params, self.regions[k], operands, failed)
             failed = failed if after is None else after
-        elif op.kernel == "round_operand" and self.platform not in ROUNDING:
+        elif registry.meaning(op.kernel) == "rounding" and self.platform not in ROUNDING:
             outputs = operands
         elif registry.runs_once(op):
             outputs, failed = run_once(op, made, operands, self.mesh, self.caller, failed)

@@ -8,6 +8,7 @@ from math import prod
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.plan import BodyPlan
 from tapestry_egg.schedule.flatten import flatten
@@ -67,9 +68,9 @@ def turned_slices(
     not stored, with what makes them."""
     found: dict[int, dict[int, int]] = {}
     for k, op in enumerate(body.graph.operations):
-        if op.kernel != "scan":
+        if not op.is_scan:
             continue
-        first = op.params["num_consts"] + op.params["num_carry"]
+        first = sum(counts(op))
         for p, f in enumerate(reads[k]):
             by = on_the_fly.get(f.value) if f.origin == "produced" else None
             order = signatures[by].permutation if by is not None else None

@@ -142,7 +142,9 @@ def rounded_by_kernels(graph: BlockGraph, kernels: set[int]) -> set[int]:
     return {
         op.outputs[0]
         for op in graph.operations
-        if op.kernel == "round_operand" and op.inputs[0] in kernels and readers[op.inputs[0]] == 1
+        if registry.meaning(op.kernel) == "rounding"
+        and op.inputs[0] in kernels
+        and readers[op.inputs[0]] == 1
     }
 
 
@@ -367,8 +369,7 @@ def _adds(graph: BlockGraph, op: Operation) -> bool:
 
 
 def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:
-    read, made = (tuple([graph.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
-    return registry.signature_of(op, read, made)
+    return registry.signature_in(graph, op)
 
 
 def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int, tuple[int, ...]]:

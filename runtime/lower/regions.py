@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE
 from tapestry_egg.runtime.measure.trip_counts import ONE_ROUND
 from tapestry_egg.tracing.control_flow import switched
 
@@ -311,7 +312,7 @@ def _flag(failed: Any, regions: tuple[LocalFunction, ...]) -> Any:
 
 #: Kernel with regions -> how it runs them.
 REGIONS: dict[str, Callable[[Any, tuple[LocalFunction, ...], Arrays, Any], _Region]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    SCAN: _scan,
+    WHILE: _while,
+    COND: _cond,
 }

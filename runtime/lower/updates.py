@@ -36,7 +36,7 @@ def updates(
     return {
         k: tuple(p for p, v in enumerate(op.inputs) if v in state)
         for k, (op, own) in enumerate(zip(graph.operations, signatures, strict=True))
-        if own.fusion == "loop" and op.kernel != "round_operand"
+        if own.fusion == "loop" and own.means != "rounding"
         if not state.isdisjoint(op.inputs)
     }
 

@@ -17,6 +17,7 @@ import numpy as np
 from jax import lax
 from jax.extend.core import Literal, jaxpr_as_fun
 
+from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE
 from tapestry_egg.tracing.control_flow import switched, with_counts
 from tapestry_egg.tracing.jaxprs import INLINED
 from tapestry_egg.tracing.shard_maps import opened
@@ -163,10 +164,10 @@ def _linear_solve(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]
 
 
 _CONTROL: dict[str, Callable[[Mapping[str, Any], Sequence[Any]], Sequence[Any]]] = {
-    "cond": _cond,
+    COND: _cond,
     "custom_linear_solve": _linear_solve,
-    "scan": _scan,
-    "while": _while,
+    SCAN: _scan,
+    WHILE: _while,
 }
 
 

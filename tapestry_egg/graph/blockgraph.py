@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cache, cached_property
 from typing import Any
@@ -99,6 +99,13 @@ class Source:
         return f"{self.file}:{self.line}:{self.column}" if self.file else "<unknown>"
 
 
+#: The kernels whose operations have nested graphs, named here and nowhere else (but in the ledger,
+#: which shares no code with what it checks).
+SCAN, WHILE, COND = REGION_KERNELS = ("scan", "while", "cond")
+#: The same as messages say them.
+REGIONS_SAID = f"{SCAN}, {WHILE} and {COND}"
+
+
 @dataclass(frozen=True)
 class Operation:
     """One application of a kernel: value ids in, value ids out.
@@ -121,6 +128,26 @@ class Operation:
     effectful: bool = False
     # Of operations that were written several times and are one: at which lines others read it.
     places: tuple[Source, ...] | None = None
+
+    @property
+    def is_scan(self) -> bool:
+        """Whether it is a loop of a known number of rounds."""
+        return self.kernel == SCAN
+
+    @property
+    def is_while(self) -> bool:
+        """Whether it is a loop that its condition ends."""
+        return self.kernel == WHILE
+
+    @property
+    def is_branch(self) -> bool:
+        """Whether one of its regions runs, which its first operand chooses."""
+        return self.kernel == COND
+
+    @property
+    def rounds(self) -> int:
+        """How often its regions are counted: the length of a scan, and once for any other."""
+        return int(self.params["length"]) if self.is_scan else 1
 
 
 def _same_array(a: np.ndarray, b: np.ndarray) -> bool:
@@ -180,6 +207,16 @@ class BlockGraph:
             for region in op.regions:
                 yield from region.walk()
 
+    def map_regions(self, change: Callable[[BlockGraph], BlockGraph]) -> BlockGraph:
+        """The graph with the regions of its operations changed; itself where none is."""
+        operations = []
+        for op in self.operations:
+            regions = tuple([change(r) for r in op.regions])
+            same = all(a is b for a, b in zip(regions, op.regions, strict=True))
+            operations.append(op if same else replace(op, regions=regions))
+        same = all(a is b for a, b in zip(operations, self.operations, strict=True))
+        return self if same else replace(self, operations=tuple(operations))
+
     def producers(self) -> dict[int, int]:
         """Value id -> index of the operation that produces it (inputs and constants are absent)."""
         return {v: i for i, op in enumerate(self.operations) for v in op.outputs}
@@ -231,10 +268,6 @@ class Prepared:
 
     operations: tuple[Operation, ...]
     constants: Mapping[int, np.ndarray]
-
-
-#: Kernels whose operations have nested graphs.
-REGION_KERNELS = ("scan", "while", "cond")
 
 
 def verify_graph(graph: BlockGraph, where: str = "") -> None:
@@ -341,7 +374,7 @@ def region_fault(
     those that a scan streams have its length as their first dim outside.
     """
     if op.kernel not in REGION_KERNELS:
-        return "only scan, while and cond have regions"
+        return f"only {REGIONS_SAID} have regions"
     flows = _flows(op, list(operands), list(results))
     if isinstance(flows, str):
         return flows
@@ -352,7 +385,7 @@ def region_fault(
         return (
             f"the regions take {ins} values and give {outs}, expected {expected[0]}, {expected[1]}"
         )
-    if op.kernel == "while":
+    if op.is_while:
         carried = flows[1][0][int(op.params["body_nconsts"]) :]
         if [(t.shape, t.dtype) for t in carried] != [(t.shape, t.dtype) for t in results]:
             return "what is carried in differs in type from what comes out"
@@ -378,13 +411,13 @@ def _flows(
 ) -> list[_Flow] | str:
     """The types that every region must take and give, or what keeps them from being known."""
     p, count = op.params, len(operands)
-    if op.kernel == "cond":
+    if op.is_branch:
         if not op.regions:
             return "no branches"
         if not operands or operands[0].rank:
             return "no scalar that chooses the branch"
         return [(operands[1:], results)] * len(op.regions)
-    if op.kernel == "while":
+    if op.is_while:
         consts = p.get("cond_nconsts"), p.get("body_nconsts")
         if not all(isinstance(n, int) and 0 <= n <= count for n in consts):
             return "cond_nconsts and body_nconsts are missing or wrong"

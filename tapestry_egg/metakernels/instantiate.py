@@ -107,6 +107,7 @@ def instantiate(
         in_products=template.in_products,
         elements=_elements(template, names),
         commutes=template.commutes,
+        means=template.means,
         measured=priced_by.measured(template, names),
         spilled=priced_by.spilled(template, names),
         steps=priced_by.steps(template, priced),

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import Meaning, OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
 from .instantiate import Instance, instantiate, names_of, types_given
@@ -230,10 +231,24 @@ def signature_of(
     return remembered
 
 
-def remember(op: Operation, like: Operation) -> None:
-    """Let an operation know the signature that an equal one on other values remembers."""
-    if "_signature" in like.__dict__:
-        op.__dict__["_signature"] = like.__dict__["_signature"]
+def signature_in(graph: BlockGraph, op: Operation) -> OperationSignature:
+    """The signature of an operation of a graph, without regions."""
+    values = graph.values
+    return signature_of(
+        op, tuple([values[v] for v in op.inputs]), tuple([values[v] for v in op.outputs])
+    )
+
+
+def on_values(
+    op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], remat: int | None
+) -> Operation:
+    """An operation on other values of the same types, whose signature is the same."""
+    if (inputs, outputs) == (op.inputs, op.outputs):
+        return op
+    other = replace(op, inputs=inputs, outputs=outputs, remat=remat)
+    if "_signature" in op.__dict__:
+        other.__dict__["_signature"] = op.__dict__["_signature"]
+    return other
 
 
 def has_local(kernel: str) -> bool:
@@ -271,6 +286,17 @@ def entry(
     outputs = None if output_types is None else tuple(output_types)
     made = _instance(kernel, params, tuple(input_types), outputs)
     return None if made is None else made.template
+
+
+def meaning(kernel: str) -> Meaning:
+    """What a kernel is to those that read programs, as the first of its entries says."""
+    found = templates().get(kernel)
+    return found[0].means if found else ""
+
+
+def in_blocks(kernel: str) -> bool:
+    """Whether a kernel runs in blocks of scores that it never stores as a whole."""
+    return any("blocks" in t.scratch for t in templates().get(kernel, ()))
 
 
 def draws(kernel: str) -> bool:

@@ -15,9 +15,11 @@ from math import prod
 
 import numpy as np
 
-from tapestry_egg.errors import TapestryError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.errors import TapestryError, TemplateError
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.zspace import Projection, ZRange
+
+from . import registry
 
 Ints = tuple[int, ...]
 
@@ -364,74 +366,31 @@ class Composite:
 
 
 def view_of(operation: Operation, source: Ints, target: Ints) -> View | None:
-    """The operation as a view of its operand; None where it is none.
+    """The operation as a view of its operand; None where it is none, or the identity.
 
-    Transposes, reversals, slices with steps, broadcasts, squeezes, and reshapes that only split
-    dims and add or drop dims of 1. An operation whose parameters do not fit its types is none.
+    Whatever keeps elements and reads one of them for each of its own is a view, as its projections
+    say; a reshape only where it splits dims and adds or drops dims of 1. An operation whose
+    parameters do not fit its types is none.
     """
+    types = [TensorType(shape, "float32") for shape in (source, target)]
     try:
-        found = _view_of(operation, source, target)
-    except (ViewError, KeyError, TypeError, ValueError, IndexError, ArithmeticError):
+        sig = registry.signature(operation.kernel, operation.params, types[:1], types[1:])
+    except TemplateError:
         return None
-    return found if found is not None and found.shape == target else None
-
-
-def _view_of(operation: Operation, source: Ints, target: Ints) -> View | None:
-    p, whole = operation.params, View.of(source)
-    if operation.kernel == "transpose":
-        return whole.permute(p["permutation"])
-    if operation.kernel == "rev":
-        return whole.reverse(*p["dimensions"])
-    if operation.kernel == "slice":
-        out = whole
-        steps = p.get("strides") or (1,) * len(source)
-        ends = zip(p["start_indices"], p["limit_indices"], steps, strict=True)
-        for d, (start, stop, step) in enumerate(ends):
-            out = out.slice(d, start, stop, step)
-        return out
-    if operation.kernel == "squeeze":
-        out = whole
-        for d in sorted((d % len(source) for d in p["dimensions"]), reverse=True):
-            out = out.squeeze(d)
-        return out
-    if operation.kernel == "broadcast_in_dim":
-        return _broadcast_in_dim(whole, target, p["broadcast_dimensions"])
-    if operation.kernel == "reshape" and p.get("dimensions") is None:
-        return _reshape(whole, target)
-    return None
-
-
-def _broadcast_in_dim(whole: View, target: Ints, dims: Sequence[int]) -> View:
-    out = whole
-    for d, n in enumerate(target):
-        if d not in dims:
-            out = out.unsqueeze(d, n)
-        elif out.shape[d] != n:
-            out = out.select(d, 0).unsqueeze(d, n)
-    return out
-
-
-def _reshape(whole: View, target: Ints) -> View | None:
-    """As a view if every dim of the source is a product of dims of the target, in order."""
-    if 0 in whole.shape:
+    if sig.opaque or sig.means or sig.elements != "kept" or sig.stored or any(sig.outside):
         return None
-    out, left, d = whole, list(target), 0
-    for n in whole.shape:
-        if n == 1:
-            out = out.squeeze(d)
-            continue
-        sizes: list[int] = []
-        while left and prod(sizes) < n:
-            sizes.append(left.pop(0))
-        if prod(sizes) != n:
+    read, made = sig.inputs[0], sig.outputs[0]
+    if any(n != 1 for n in (*read.shape, *made.shape)):
+        return None
+    columns: list[Ints] = []  # per dim of the view, by how much it moves along those of the base
+    for row, n in zip(made.matrix, target, strict=True):
+        dims = [d for d, a in enumerate(row) if a and sig.extents[d] != 1]
+        if len(dims) > 1 or (dims and row[dims[0]] != 1):
             return None
-        out = out.split(d, sizes)
-        d += len(sizes)
-    if any(n != 1 for n in left):
-        return None
-    for _ in left:
-        out = out.unsqueeze(out.rank)
-    return out
+        columns.append(tuple(r[dims[0]] if dims and n != 1 else 0 for r in read.matrix))
+    matrix = tuple(zip(*columns, strict=True)) if columns else ((),) * len(source)
+    found = View(source, target, matrix, tuple(read.offset))
+    return None if source == target and found == View.of(source) else found
 
 
 def folded_views(graph: BlockGraph) -> dict[int, tuple[int, View]]:

@@ -124,7 +124,7 @@ def census_of(program: FlatProgram, name: str = "") -> Census:
     for b, body in enumerate(program.bodies):
         if body.parent >= 0:
             outer = program.bodies[body.parent].graph.operations[body.operation]
-            looped[b] = looped[body.parent] or outer.kernel == "scan"
+            looped[b] = looped[body.parent] or outer.is_scan
     counted = []
     kinds: dict[tuple[int, bool], Counted] = {}  # by signature: there are few, made once each
     for instance in program.instances:

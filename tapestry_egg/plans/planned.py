@@ -97,7 +97,7 @@ def _of_body(
                 wide[op.outputs[0]] = replace(graph.values[op.outputs[0]], dtype=left_as)
             continue
         bodies = body.strategies[k].bodies
-        if op.kernel == "cond":
+        if op.is_branch:
             branches = [
                 _of_body(b, mesh, times, rounds, (*path, (k, r)), {})[0]
                 for r, b in enumerate(bodies)
@@ -106,7 +106,7 @@ def _of_body(
                 branches, key=lambda b: sum(m.planned.wire_bytes * m.planned.count for m in b)
             )
             continue
-        length = op.params["length"] if op.kernel == "scan" else 1
+        length = op.rounds
         enter = {q: wide[op.inputs[p]].dtype for p, q in taken(op).items() if op.inputs[p] in wide}
         for r, b in enumerate(bodies):
             own = enter if r == len(bodies) - 1 else {}
@@ -121,7 +121,7 @@ def _of_body(
 def _left_wide(op: Operation, graph: BlockGraph, wide: Mapping[int, TensorType]) -> str | None:
     """The dtype of what an operation makes where operands are not rounded; None where that is its
     own. Contractions read such operands, and what only moves them on keeps them as they are."""
-    if op.kernel == "round_operand":
+    if registry.meaning(op.kernel) == "rounding":
         (v,) = op.inputs
         return wide.get(v, graph.values[v]).dtype
     if len(op.outputs) != 1 or "precision" in op.params:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import GraphError, TapestryError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import REGIONS_SAID, BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import ZRange, cover_fault
@@ -239,7 +239,7 @@ def _region(op: Operation, operands: Sequence[Array], covers: Covers, at: Path) 
         return _run(op.regions[r], given, covers, (*at, r))
 
     p = op.params
-    if op.kernel == "scan":
+    if op.is_scan:
         consts, rest = operands[: p["num_consts"]], operands[p["num_consts"] :]
         carry, streams = list(rest[: p["num_carry"]]), rest[p["num_carry"] :]
         steps = range(p["length"])
@@ -255,16 +255,16 @@ def _region(op: Operation, operands: Sequence[Array], covers: Covers, at: Path) 
         empty = [np.zeros((0, *t.shape), numpy_dtype(t.dtype)) for t in types]
         stacks = [np.stack(parts) for parts in zip(*slices, strict=True)] if slices else empty
         return [*carry, *stacks]
-    if op.kernel == "while":
+    if op.is_while:
         n, m = p["cond_nconsts"], p["body_nconsts"]
         asked, used, carry = operands[:n], operands[n : n + m], list(operands[n + m :])
         while body(0, *asked, *carry)[0]:
             carry = list(body(1, *used, *carry))
         return carry
-    if op.kernel == "cond":
+    if op.is_branch:
         return body(min(max(int(operands[0]), 0), len(op.regions) - 1), *operands[1:])
     raise GraphError(
         f"unknown region operation {op.kernel!r}",
         where=str(op.source),
-        hint="Regions are scan, while and cond.",
+        hint=f"Regions are {REGIONS_SAID}.",
     )

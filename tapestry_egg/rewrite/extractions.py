@@ -15,7 +15,6 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.terms.kernel_names import (
     given_name,
     name_of,
@@ -198,21 +197,10 @@ def without_twins(terms: Terms, catalogue: Sequence[Applied]) -> list[list[tuple
     return out
 
 
-def _signatures(graph: BlockGraph) -> list[OperationSignature]:
-    return [
-        registry.signature_of(
-            op,
-            tuple([graph.values[v] for v in op.inputs]),
-            tuple([graph.values[v] for v in op.outputs]),
-        )
-        for op in graph.operations
-    ]
-
-
 def kernels_of(graph: BlockGraph) -> frozenset[bytes]:
     """What a program's operations compute of its inputs, views left out: equal for programs that
     differ in views and in the order of operands alone, as far as equal programs are compared."""
-    signatures = _signatures(graph)
+    signatures = [registry.signature_in(graph, op) for op in graph.operations]
     dims = any(map(takes_whole, signatures))
     value = {
         v: given_name(b"input %d" % k, graph.values[v].rank, dims)
@@ -242,9 +230,11 @@ def wasteful(built: Rebuilt) -> bool:
     whole = set(graph.outputs)
     shares: dict[int, dict[str, int]] = {}
     for op in graph.operations:
-        if op.kernel == "slice":
+        taken = any(t.takes for t in registry.templates().get(op.kernel, ()))
+        if taken and graph.values[op.outputs[0]].size < graph.values[op.inputs[0]].size:
             nbytes = graph.values[op.outputs[0]].nbytes
             shares.setdefault(op.inputs[0], {})[repr(op.params)] = nbytes
+            whole.update(op.inputs[1:])
         else:
             whole.update(op.inputs)
     return any(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from tapestry_egg.egraphs.timeline import Tick
@@ -58,3 +58,15 @@ class Form:
     extra: bool = False  # searched for what it may take on a mesh, not for its time on one device
     by_clock: bool = False  # whether time ended an iteration of the rules
     left: Left = Left()
+
+    def then(
+        self, graph: BlockGraph, step: RuleStep, slower: bool = False, extra: bool = False
+    ) -> Form:
+        """What one more step makes of this form."""
+        rules, steps = tuple(sorted({*self.rules, *step.rules})), (*self.steps, step)
+        return Form(graph, rules, self.saturated, steps, slower=slower, extra=extra)
+
+    def behind(self, step: RuleStep) -> Form:
+        """This form of what a step makes, as a form of what was there before the step."""
+        rules = tuple(sorted({*self.rules, *step.rules}))
+        return replace(self, rules=rules, steps=(step, *self.steps))

@@ -109,11 +109,7 @@ def forms_with_streams(
 def _of_changed(found: Sequence[Form], graph: BlockGraph, step: RuleStep) -> tuple[Form, ...]:
     """The program as given, before the forms of what a step makes of it, this one among them."""
     given = replace(found[0], graph=graph, rules=(), steps=())
-    made = [
-        replace(f, rules=tuple(sorted({*f.rules, *step.rules})), steps=(step, *f.steps))
-        for f in found
-    ]
-    base, others = made[0], made[1:]
+    base, *others = (f.behind(step) for f in found)
     faster = [f for f in others if not (f.slower or f.extra)]
     if not faster:
         return (given, base, *others)
@@ -163,12 +159,8 @@ def _with_streams(
         return (*found, *_lean(found, fused, target, limit), *extra), fused
     found = find(streamed)
     given = replace(found[0], graph=graph, rules=(), steps=())
-    made = [
-        replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in found[1:]
-    ]
-    extra[:] = [
-        replace(f, rules=tuple(sorted({*f.rules, RULE})), steps=(step, *f.steps)) for f in extra
-    ]
+    made = [f.behind(step) for f in found[1:]]
+    extra[:] = [f.behind(step) for f in extra]
     fused = replace(fused, saturated=given.saturated)
     faster, leaner = ([f for f in made if f.slower is slow] for slow in (False, True))
     every = (given, *(faster or [fused]), *leaner)
@@ -217,9 +209,7 @@ def _lean(found: Sequence[Form], form: Form, target: Target, limit: float) -> tu
             f"a loop: on one device {BYTES.format(held)} -> {BYTES.format(least)}",
             digest(made),
         )
-        rules = tuple(sorted({*form.rules, rule}))
-        steps = (*form.steps, step)
-        forms.append(Form(made, rules, found[0].saturated, steps, slower=True))
+        forms.append(replace(form.then(made, step, slower=True), saturated=found[0].saturated))
     return tuple(forms)
 
 
@@ -263,9 +253,8 @@ def _changed(
     form: Form, target: Target, made: BlockGraph, name: str, where: str, what: str
 ) -> Form:
     """The form after one more change of it, of that name."""
-    steps = (*form.steps, _step(form.graph, made, target, name, where, what))
-    rules = tuple(sorted({*form.rules, name}))
-    return Form(made, rules, form.saturated, steps, slower=True, extra=True)
+    step = _step(form.graph, made, target, name, where, what)
+    return form.then(made, step, slower=True, extra=True)
 
 
 def _step(
@@ -282,12 +271,11 @@ def _products(graph: BlockGraph, target: Target, in_all: bool) -> float:
     (`in_all` as for `even_parts.shared`), those in loops as often as these run."""
     total = 0.0
     for op in graph.operations:
-        times = int(op.params["length"]) if op.kernel == "scan" else 1
+        times = op.rounds
         total += times * sum(_products(region, target, in_all) for region in op.regions)
         if op.regions:
             continue
-        types = [tuple([graph.values[v] for v in side]) for side in (op.inputs, op.outputs)]
-        sig = registry.signature_of(op, *types)
+        sig = registry.signature_in(graph, op)
         if sig.contracts:
             devices = even_parts.shared(sig, sig.extents, target.devices, in_all)
             total += least_seconds(sig, target) / devices
@@ -416,11 +404,7 @@ def _in_parts(form: Form, tried: _Tried, n: int, graph: BlockGraph) -> Form:
         f"{BYTES.format(tried.peak(n))}, {after / max(before, 1e-30) - 1.0:+.1%} time",
         digest(graph),
     )
-    return replace(
-        Form(graph, form.rules, form.saturated, form.steps, slower=True, extra=True),
-        rules=tuple(sorted({*form.rules, name})),
-        steps=(*form.steps, step),
-    )
+    return form.then(graph, step, slower=True, extra=True)
 
 
 def _all_bytes(graph: BlockGraph) -> int:

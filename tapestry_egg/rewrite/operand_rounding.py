@@ -134,8 +134,7 @@ def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:
     them rounded, too (libtpu 0.0.52; 0.0.42 gave it float32)."""
     if op.regions or "precision" not in op.params:
         return ()
-    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
-    signature = registry.signature_of(op, types[0], types[1])
+    signature = registry.signature_in(graph, op)
     gemm = signature.gemm if signature else None
     return (gemm.lhs, gemm.rhs) if gemm else ()
 
@@ -203,17 +202,16 @@ def _sliced(op: Operation, reads: Mapping[str, str], left: frozenset[int]) -> fr
 def _moves(graph: BlockGraph, op: Operation, dtypes: Collection[str]) -> bool:
     """Whether an operation on some dtypes only says where elements lie. Of what makes fewer only
     slices do, which the compiler rounds before: a table is not rounded for a few rows."""
-    if op.regions or op.kernel == "round_operand":
+    if op.regions or registry.meaning(op.kernel) == "rounding":
         return False
     made = graph.values[op.outputs[0]]
     data = [graph.values[op.inputs[p]] for p in _data(graph, op)]
     if made.dtype not in dtypes or not data:
         return False
-    if op.kernel != "slice" and sum(prod(t.shape) for t in data) > prod(made.shape):
-        return False
-    types = [tuple(graph.values[v] for v in vs) for vs in (op.inputs, op.outputs)]
-    signature = registry.signature_of(op, types[0], types[1])
+    signature = registry.signature_in(graph, op)
     if signature is None or signature.opaque or signature.fusion not in ("view", "loop"):
+        return False
+    if not signature.takes and sum(prod(t.shape) for t in data) > prod(made.shape):
         return False
     # Where to read is computed once for every element that is read, if anything is.
     return not signature.flops or signature.flops in signature.reads
@@ -261,7 +259,7 @@ def _unrounded(
         widened(graph.inputs[k], dtype)
     for k, op in enumerate(graph.operations):
         where = f"operation {k} ({op.kernel})"
-        if op.kernel == "round_operand":
+        if registry.meaning(op.kernel) == "rounding":
             (v,), (made,) = op.inputs, op.outputs
             if reads.get(graph.values[v].dtype) != graph.values[made].dtype:
                 raise PlanError("the plan's target rounds no operand so", where=where)

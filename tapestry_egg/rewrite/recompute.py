@@ -219,5 +219,4 @@ def _form(form: Form, given: Candidate, c: Candidate) -> Form:
         digest(c.graph),
         numbers=c.chosen.numbers(),
     )
-    rules = tuple(sorted({*form.rules, RULE}))
-    return Form(c.graph, rules, form.saturated, (*form.steps, step))
+    return form.then(c.graph, step)

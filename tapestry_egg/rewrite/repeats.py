@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.rules.language.families import FAMILIES
 
 Ints = NDArray[np.int64]
 
@@ -144,7 +144,9 @@ class Net:
         self.inputs = [op.inputs for op in operations]
         self.outputs = [op.outputs for op in operations]
         numbers: dict[object, int] = {}
-        self.contracts = [op.kernel in FAMILIES["contract"] for op in operations]
+        self.contracts = [
+            not op.regions and registry.signature_in(graph, op).multiplies for op in operations
+        ]
         self.kind: Ints = np.empty(self.count, dtype=np.int64)
         self.producer: Ints = np.full(len(values), -1, dtype=np.int64)
         self.slot: Ints = np.zeros(len(values), dtype=np.int64)

@@ -28,8 +28,17 @@ from functools import cache, cached_property
 from typing import TYPE_CHECKING
 
 from tapestry_egg.errors import ExtractError, GraphError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import (
+    COND,
+    REGIONS_SAID,
+    SCAN,
+    WHILE,
+    BlockGraph,
+    Operation,
+    TensorType,
+)
 from tapestry_egg.graph.ids import BodyId, FlatId
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels.signatures.signature import (
     IndexDim,
     OperationSignature,
@@ -370,19 +379,19 @@ class _Flattener:
     def region(
         self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
     ) -> None:
-        handler = {"scan": self.scan, "while": self.while_, "cond": self.cond}.get(op.kernel)
+        handler = {SCAN: self.scan, WHILE: self.while_, COND: self.cond}.get(op.kernel)
         if handler is None:
             raise GraphError(
                 f"unknown region operation {op.kernel!r}",
                 where=str(op.source),
-                hint="Regions are scan, while and cond.",
+                hint=f"Regions are {REGIONS_SAID}.",
             )
         handler(op, i, outer, reads, gives)
 
     def scan(
         self, op: Operation, i: int, outer: BodyId, reads: list[FlatId], gives: list[FlatId]
     ) -> None:
-        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+        consts, carries = counts(op)
         length = int(op.params["length"])
         w = self.bodies[outer].weight
         inner_w = w * length

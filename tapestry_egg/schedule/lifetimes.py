@@ -38,7 +38,6 @@ from typing import TypeVar, cast
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .flatten import Instance
 from .inlining import Fusion, fusion
@@ -351,7 +350,7 @@ class Lives:
             for (b, k), (start, stop) in self.program.spans.items()
             if b == root.body
             and start <= number < stop
-            and self.program.bodies[b].graph.operations[k].kernel in ("scan", "while")
+            and not self.program.bodies[b].graph.operations[k].is_branch
         ]
         return max(ends, default=-1)
 
@@ -507,10 +506,7 @@ class Lives:
 def constrained_source(schedule: Schedule, value: FlatId) -> FlatId:
     """What a value is that only asks how another lies: that one."""
     unit = schedule.units[schedule.producer[value]]
-    if (
-        schedule.program.instances[unit.root].signature.kernel != CONSTRAINT
-        or len(unit.members) > 1
-    ):
+    if schedule.program.instances[unit.root].signature.means != "layout" or len(unit.members) > 1:
         return value
     return unit.reads[0][2]
 

@@ -22,6 +22,7 @@ from itertools import groupby
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import FlatId, InstanceId
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -143,9 +144,9 @@ def renewed(schedule: Schedule, epilogues: bool = False) -> Mapping[int, int]:
     found = {}
     for (b, k), (start, stop) in program.spans.items():
         op = program.bodies[b].graph.operations[k]
-        if op.kernel != "scan":
+        if not op.is_scan:
             continue
-        consts, carries = int(op.params["num_consts"]), int(op.params["num_carry"])
+        consts, carries = counts(op)
         pairs = renewed_outputs(op.regions[0], consts + carries, carries)
         if not pairs:
             continue

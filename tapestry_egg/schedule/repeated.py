@@ -9,7 +9,6 @@ from dataclasses import replace
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .units import EXPANSION
 
@@ -50,7 +49,7 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
     def own_copy(v: int, reader: int, made: dict[int, int]) -> int:
         """The value that `reader` should read instead of v: a copy of v's cheap producer chain."""
         p = producers.get(v)
-        if p is not None and operations[p].kernel == CONSTRAINT:
+        if p is not None and registry.meaning(operations[p].kernel) == "layout":
             (source,) = operations[p].inputs
             if source in written and cheap[producers[source]]:
                 v, p = source, producers[source]
@@ -68,7 +67,7 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
             return v
         values.append(values[v])
         made[v] = len(values) - 1
-        pending[reader].append(_reading(op, inputs, (made[v],)))
+        pending[reader].append(registry.on_values(op, inputs, (made[v],), op.remat))
         return made[v]
 
     rewritten: list[Operation] = []
@@ -78,28 +77,15 @@ def repeat_cheap(graph: BlockGraph) -> BlockGraph:
             continue
         made: dict[int, int] = {}
         inputs = tuple([own_copy(v, i, made) for v in op.inputs])
-        rewritten.append(op if inputs == op.inputs else _reading(op, inputs, op.outputs))
+        rewritten.append(registry.on_values(op, inputs, op.outputs, op.remat))
     for i, op in enumerate(rewritten):
         order.extend(pending.get(i, ()))
         order.append(op)
     return without_unread(replace(graph, values=tuple(values), operations=tuple(order)))
 
 
-def _reading(op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...]) -> Operation:
-    """The same operation on other values of the same types."""
-    other = replace(op, inputs=inputs, outputs=outputs)
-    registry.remember(other, op)
-    return other
-
-
 def _signature(graph: BlockGraph, op: Operation) -> OperationSignature | None:
-    if op.regions:
-        return None
-    return registry.signature_of(
-        op,
-        tuple([graph.values[v] for v in op.inputs]),
-        tuple([graph.values[v] for v in op.outputs]),
-    )
+    return None if op.regions else registry.signature_in(graph, op)
 
 
 def _reads_memory(signature: OperationSignature | None) -> bool:
@@ -130,7 +116,7 @@ def _fills(graph: BlockGraph, signatures: Sequence[OperationSignature | None]) -
     found = set(single)
     for op, signature in zip(graph.operations, signatures, strict=True):
         if signature is not None and signature.fusion in ("view", "loop"):
-            plain = signature.keeps_fills and op.kernel != CONSTRAINT
+            plain = signature.keeps_fills and signature.means != "layout"
             if plain and found.issuperset(op.inputs):
                 found.update(op.outputs)
     return frozenset(found - single)
@@ -152,7 +138,7 @@ def _cheap(
             )
             is_cheap = s.fusion == "view" or need * EXPANSION <= s.output_bytes
             # What a constraint asks for exists once: a copy for each reader would move it for each.
-            is_cheap = is_cheap and len(op.outputs) == 1 and op.kernel != CONSTRAINT
+            is_cheap = is_cheap and len(op.outputs) == 1 and registry.meaning(op.kernel) != "layout"
             # Parts of what is computed are, where that is in memory, as all of it is computed.
             is_cheap = is_cheap and not any(op.inputs[p] in computed for p in s.moved)
             computes = bool(op.inputs) and s.elements == "computed"

@@ -53,7 +53,7 @@ def _operations(graph: BlockGraph) -> Iterator[Operation]:
 
 def _may_pair(op: Operation) -> bool:
     """Whether a loop has a known number of rounds, and neither reads nor fills stacks."""
-    if op.kernel != "scan" or op.params["unroll"] != 1 or op.params["length"] < 2:
+    if not op.is_scan or op.params["unroll"] != 1 or op.rounds < 2:
         return False
     carries: int = op.params["num_carry"]
     carried = len(op.inputs) == op.params["num_consts"] + carries

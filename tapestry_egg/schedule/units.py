@@ -16,7 +16,6 @@ from functools import cached_property
 
 from tapestry_egg.graph.ids import BodyId, FlatId, InstanceId
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 from .flatten import FlatProgram, Instance
 
@@ -65,7 +64,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
     seen: list[Dims] = [()] * len(instances)  # along which of its unit's dims each dim lies
     leaves = [i.port in ("state", "output") for i in instances]
     for i in range(len(instances) - 1, -1, -1):  # what asks how a result lies leaves with it
-        if instances[i].signature.kernel == CONSTRAINT:
+        if instances[i].signature.means == "layout":
             own = readers[instances[i].outputs[0]]
             leaves[i] = bool(own) and all([leaves[r] for r in own])
     for i in range(len(instances) - 1, -1, -1):
@@ -83,7 +82,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
             inline[i] = fusion == "loop" or all([inline[r] for r in own if not leaves[r]])
         else:
             # A value exists as it is asked for, however those beside it lie.
-            asked = instances[i].signature.kernel == CONSTRAINT
+            asked = instances[i].signature.means == "layout"
             unit_of[i] = len(roots)
             roots.append(i)
             inline[i] = not instances[i].port and fusion in _LOOPS and not asked
@@ -167,7 +166,7 @@ def _unit_to_fuse_into(
     signature = instance.signature
     if instance.port or len(instance.outputs) != 1 or signature.fusion not in _INNER:
         return -1
-    if signature.kernel == CONSTRAINT or signature.dilates or _collapses(signature):
+    if signature.means == "layout" or signature.dilates or _collapses(signature):
         return -1
     everyone = readers[instance.outputs[0]]
     using = [r for r in everyone if not leaves[r]]
@@ -198,7 +197,7 @@ def _is_written_into(program: FlatProgram, i: int, r: int) -> bool:
 def _reads_memory(signature: OperationSignature) -> bool:
     """Whether an operation reads only what is in memory: a value that is asked to lie in some way,
     or that is kept from fusion."""
-    return bool(signature.stored) or signature.kernel == CONSTRAINT
+    return bool(signature.stored) or signature.means == "layout"
 
 
 def two_kernels(program: FlatProgram, unit: Unit, value: FlatId) -> tuple[Unit, Unit] | None:

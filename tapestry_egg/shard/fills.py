@@ -7,7 +7,6 @@ and a plan that had the gather would promise bytes that nothing sends.
 from __future__ import annotations
 
 from tapestry_egg.schedule.flatten import FlatProgram, Instance
-from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 
 
 def fills(program: FlatProgram) -> frozenset[int]:
@@ -26,5 +25,5 @@ def _keeps(instance: Instance) -> bool:
     if instance.port:
         return instance.port in ("invariant", "stream")
     signature = instance.signature
-    visible = signature.fusion != "kernel" and signature.kernel != CONSTRAINT
+    visible = signature.fusion != "kernel" and signature.means != "layout"
     return visible and signature.keeps_fills

@@ -351,13 +351,13 @@ class _Graph:
         op = self.graph.operations[k]
         regions = [self.inner(k, r) for r in range(len(op.regions))]
         every = [range(len(r.graph.operations)) for r in regions]
-        if op.kernel == "scan":
+        if op.is_scan:
             head = f"body of scan, {op.params.get('length', '?')} rounds, {title}"
             return regions[0].page(every[0], head, page)
         id = self.pages.name()
         items = {}
         for r, region in enumerate(regions):
-            words = ("condition", "body")[r] if op.kernel == "while" else f"branch {r}"
+            words = ("condition", "body")[r] if op.is_while else f"branch {r}"
             inner = region.page(every[r], f"{words} of {op.kernel}, {title}", id)
             lines = (words, _count(len(every[r]), "operation"))
             items[f"{id}-{r}"] = Item(f"{id}-{r}", "region", lines, words, opens=inner)

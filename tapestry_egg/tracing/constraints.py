@@ -23,6 +23,7 @@ from tapestry_egg.errors import TargetError, UnplannedError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
+from tapestry_egg.metakernels import registry
 
 KERNEL = "sharding_constraint"
 
@@ -222,7 +223,7 @@ def spec_dims(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
 def constraints(graph: BlockGraph) -> Iterator[tuple[BlockGraph, Operation, Constraint]]:
     """The requests of a program, those inside its regions included."""
     for op in graph.operations:
-        if op.kernel == KERNEL:
+        if registry.meaning(op.kernel) == "layout":
             yield graph, op, Constraint.of(op.params)
         for region in op.regions:
             yield from constraints(region)

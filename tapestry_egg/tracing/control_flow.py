@@ -23,16 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import SCAN, BlockGraph, Operation
+from tapestry_egg.metakernels import registry
 
 _TREES = ("ft_in", "ft_out")
 
 #: How JAX calls the platforms that plans run on.
 _PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
-
-_COMPARISONS = {"lt", "le", "gt", "ge", "ne"}
-#: The same comparison with its sides exchanged.
-_EXCHANGED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le", "ne": "ne"}
 
 
 def with_counts(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +75,7 @@ def rounds(op: Operation, constants: Mapping[int, Any]) -> int | None:
     if len(test.operations) != 1:
         return None
     (asked,) = test.operations
-    if asked.kernel not in _COMPARISONS or asked.outputs != test.outputs:
+    if registry.meaning(asked.kernel) != "comparison" or asked.outputs != test.outputs:
         return None
     first = [constants.get(v) for v in op.inputs[n + m :]]
 
@@ -92,10 +89,8 @@ def rounds(op: Operation, constants: Mapping[int, Any]) -> int | None:
         kept = body.outputs[k - n] == body.inputs[m + k - n]
         return _integer(first[k - n]) if kept else None
 
-    for (counter, bound), kernel in (
-        (asked.inputs, asked.kernel),
-        (asked.inputs[::-1], _EXCHANGED[asked.kernel]),
-    ):
+    for place in (0, 1):
+        counter, bound = asked.inputs[place], asked.inputs[1 - place]
         if counter not in test.inputs[n:]:
             continue
         k = test.inputs.index(counter) - n
@@ -103,8 +98,8 @@ def rounds(op: Operation, constants: Mapping[int, Any]) -> int | None:
         start, end = _integer(first[k]), same(bound)
         if step is None or start is None or end is None:
             continue
-        found = _count(kernel, start, step, end)
         dtype = np.dtype(test.values[counter].dtype)
+        found = _count(asked, test, place, start, step, end)
         if found is not None and np.iinfo(dtype).min <= start + found * step <= np.iinfo(dtype).max:
             return found
     return None
@@ -114,7 +109,7 @@ def as_scan(op: Operation, length: int) -> Operation:
     """The loop of so many rounds, without its condition."""
     n, m = int(op.params["cond_nconsts"]), int(op.params["body_nconsts"])
     return Operation(
-        "scan",
+        SCAN,
         op.inputs[n:],
         op.outputs,
         {
@@ -137,11 +132,11 @@ def _step(
 ) -> int | None:
     """By how much the body changes its input at a place on the way to output k."""
     made = next((op for op in body.operations if body.outputs[k] in op.outputs), None)
-    if made is None or made.kernel not in ("add", "sub"):
+    if made is None or registry.meaning(made.kernel) not in ("sum", "difference"):
         return None
     value, by = made.inputs
     if value != body.inputs[place]:
-        if made.kernel == "sub":
+        if registry.meaning(made.kernel) == "difference":
             return None
         value, by = by, value
     if value != body.inputs[place]:
@@ -152,7 +147,8 @@ def _step(
         fixed = at < len(given) - len(body.outputs)  # a constant of the loop's own
         known = constants.get(given[at]) if fixed else None
     step = _integer(known)
-    return None if step is None else -step if made.kernel == "sub" else step
+    less = registry.meaning(made.kernel) == "difference"
+    return None if step is None else -step if less else step
 
 
 def _integer(value: Any) -> int | None:
@@ -163,18 +159,26 @@ def _integer(value: Any) -> int | None:
     return int(array) if array.shape == () and array.dtype.kind in "iu" else None
 
 
-def _count(kernel: str, start: int, step: int, end: int) -> int | None:
-    """How many of start, start + step, .. stand before the first that is not `kernel` the end."""
-    if kernel in ("gt", "ge"):
-        start, step, end = -start, -step, -end
-    if kernel in ("le", "ge"):
-        end += 1
-    if kernel == "ne":
-        even = step != 0 and (end - start) % step == 0 and (end - start) // step >= 0
-        return (end - start) // step if even else (0 if start == end else None)
-    if start >= end:
-        return 0
-    return -((start - end) // step) if step > 0 else None
+def _count(
+    asked: Operation, test: BlockGraph, place: int, start: int, step: int, end: int
+) -> int | None:
+    """How many of start, start + step, .. pass a comparison with the end before the first that does
+    not, the counter being its operand `place`: one says the same of all numbers on one side of the
+    end."""
+    from tapestry_egg.reference.kernels import reference
+
+    signature = registry.signature_of(
+        asked, *(tuple([test.values[v] for v in side]) for side in (asked.inputs, asked.outputs))
+    )
+
+    def passes(rounds: int) -> bool:
+        sign = int(np.sign(start + rounds * step - end))
+        sides = (1 + sign, 1) if place == 0 else (1, 1 + sign)
+        given = [np.asarray(x, t.dtype) for x, t in zip(sides, signature.input_types, strict=True)]
+        return bool(reference(asked.kernel, asked.params, signature, given)[0])
+
+    met = (end - start) // step if step else 0
+    return next((n for n in (0, met, met + 1) if n >= 0 and not passes(n)), None)
 
 
 def branch_everywhere(params: Mapping[str, Any]) -> Any | None:

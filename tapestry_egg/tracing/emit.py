@@ -140,7 +140,7 @@ def _region_params(op: Operation) -> Iterator[tuple[str, Any]]:
     """The nested graphs as the jaxpr parameters that the primitive wants."""
     names = REGIONS.get(op.kernel, ())
     jaxprs = [closed_jaxpr(region) for region in op.regions]
-    if op.kernel == "cond":
+    if op.is_branch:
         yield names[0], tuple(jaxprs)
     elif len(jaxprs) != len(names):
         raise GraphError(f"{op.kernel} has {len(jaxprs)} regions, {len(names)} expected")
@@ -152,7 +152,7 @@ def _apply(item: _Bound, operands: Sequence[Any]) -> Sequence[Any]:
     from jax.extend.core import jaxpr_as_fun
 
     try:
-        if item.operation.kernel == "scan" and not binds_counts():
+        if item.operation.is_scan and not binds_counts():
             return scanned(item.params, jaxpr_as_fun(item.params["jaxpr"]), operands)
         bound = item.primitive.get_bind_params(dict(item.params))
         functions, params = bound if isinstance(bound, tuple) else ((), bound)

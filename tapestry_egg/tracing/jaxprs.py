@@ -14,6 +14,9 @@ import numpy as np
 from tapestry_egg.errors import GraphError, TraceError, UnplannedError
 from tapestry_egg.graph.arrays import decode_dtype, dtype_name, register_key_impl
 from tapestry_egg.graph.blockgraph import (
+    COND,
+    SCAN,
+    WHILE,
     BlockGraph,
     Operation,
     Source,
@@ -60,9 +63,9 @@ _REMAT = frozenset(("remat2", "checkpoint", "remat"))
 
 #: Control flow: the parameters that hold the nested jaxprs, in the order of `Operation.regions`.
 REGIONS = {
-    "scan": ("jaxpr",),
-    "while": ("cond_jaxpr", "body_jaxpr"),
-    "cond": ("branches",),
+    SCAN: ("jaxpr",),
+    WHILE: ("cond_jaxpr", "body_jaxpr"),
+    COND: ("branches",),
 }
 
 #: Collectives that are reductions where all their axes are dims.
@@ -200,7 +203,7 @@ class _Flattener:
             callee = next((eqn.params[p] for p in INLINED[kernel] if p in eqn.params), None)
             if callee is not None:
                 return self.call(eqn, callee, inputs, here)
-        if kernel == "cond":
+        if kernel == COND:
             branch = needless.branch_taken(eqn.params, inputs, self.known)
             if branch is not None:
                 return self.inline(*opened(branch), inputs[1:], here)
@@ -274,7 +277,7 @@ class _Flattener:
     ) -> Sequence[int]:
         """The results of an equation that is one operation."""
         kernel = eqn.primitive.name
-        if kernel == "while" and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
+        if kernel == WHILE and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
             inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
             eqn = with_one_verdict(eqn)
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
@@ -288,7 +291,7 @@ class _Flattener:
             inputs = [inputs[p] for p in said.needed()]
         regions = tuple(self.regions(eqn, replace(context, scope=here.scope)))
         stands = list(range(len(types)))
-        if kernel == "scan":
+        if kernel == SCAN:
             body, stands = needless.stacked_once(regions[0], types, int(eqn.params["num_carry"]))
             regions = (body,)
         outputs = tuple(self.new(types[stands.index(q)]) for q in sorted({*stands}))
@@ -303,7 +306,7 @@ class _Flattener:
             remat=here.remat,
             effectful=bool(eqn.effects),
         )
-        length = rounds(op, self.constants) if kernel == "while" else None
+        length = rounds(op, self.constants) if kernel == WHILE else None
         self.append(op if length is None else as_scan(op, length))
         wanted = eqn.params.get("out_sharding")
         # What JAX derives for gradients is not the user's word.
@@ -413,7 +416,7 @@ class _Flattener:
         kept = {k: v for k, v in eqn.params.items() if k not in REGIONS.get(kernel, ())}
         for name in _PLACEMENT_PARAMS & kept.keys():
             kept[name] = None
-        if kernel == "scan":
+        if kernel == SCAN:
             kept = with_counts(kept)
         return encode_params(kept, kernel=kernel)
 

@@ -18,34 +18,34 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import decode_dtype, kind
 from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import Meaning
 from tapestry_egg.reference.computed import Computed
 
 from .needless import Known
 
-#: Per kernel: the names, in its dimension numbers, of the dims that indices number, of those of the
-#: operand that are batch dims, of the dims of the indices that these follow, of those of the
-#: operand that a window has one element of, and of those of the result or of the updates that a
-#: window has.
-NAMES = {
-    "gather": (
+_OF_WRITES = (
+    "scatter_dims_to_operand_dims",
+    "operand_batching_dims",
+    "scatter_indices_batching_dims",
+    "inserted_window_dims",
+    "update_window_dims",
+)
+#: Per meaning of a kernel: the names, in its dimension numbers, of the dims that indices number, of
+#: those of the operand that are batch dims, of the dims of the indices that these follow, of those
+#: of the operand that a window has one element of, and of those of the result or of the updates
+#: that a window has.
+NAMES: Mapping[Meaning, tuple[str, str, str, str, str]] = {
+    "reading": (
         "start_index_map",
         "operand_batching_dims",
         "start_indices_batching_dims",
         "collapsed_slice_dims",
         "offset_dims",
     ),
-    **dict.fromkeys(
-        ("scatter-add", "scatter_add", "scatter-sub", "scatter_sub", "scatter"),
-        (
-            "scatter_dims_to_operand_dims",
-            "operand_batching_dims",
-            "scatter_indices_batching_dims",
-            "inserted_window_dims",
-            "update_window_dims",
-        ),
-    ),
+    "adding": _OF_WRITES,
+    "writing": _OF_WRITES,
 }
-_READS, _ADDS, _SETS = ("gather",), ("scatter-add", "scatter_add"), ("scatter",)
 
 #: Numbers of more runs than these are left as they are.
 _RUNS = 4
@@ -133,9 +133,10 @@ class KnownPlaces:
             into, part, *at = op.inputs
             start = self._starts(at, self.types[part].shape)
             return None if start is None else self._joined(into, part, start)
-        if op.kernel not in (*_READS, *_ADDS, *_SETS):
+        means = self._meaning()
+        if means not in NAMES:
             return None
-        numbered, batch, _, single, window = NAMES[op.kernel]
+        numbered, batch, _, single, window = NAMES[means]
         dims, numbers = op.params["dimension_numbers"], self.computed(op.inputs[1])
         if numbers is None or dims[batch]:
             return None
@@ -152,9 +153,17 @@ class KnownPlaces:
         found = runs(numbers[:, 0])
         if not found or any(r.ends[0] < 0 or r.ends[1] >= whole[d] for r in found):
             return None
-        if op.kernel in _READS:
+        if means == "reading":
             return self._taken(d, found)
-        return self._added_rows(d, found) if op.kernel in _ADDS else None
+        return self._added_rows(d, found) if means == "adding" else None
+
+    def _meaning(self) -> Meaning:
+        """What the operation does at places; nothing where it takes away what is written."""
+        op, means = self.op, registry.meaning(self.op.kernel)
+        if means != "adding":
+            return means
+        read, made = (tuple([self.types[v] for v in vs]) for vs in (op.inputs, op.outputs))
+        return means if registry.signature_of(op, read, made).adds else ""
 
     def _equal_parts(self) -> list[int] | None:
         """The parts of a value that is stretched along the dim along which it is taken apart."""
@@ -184,7 +193,8 @@ class KnownPlaces:
     ) -> int | None:
         """One window, read or written."""
         op, whole = self.op, self.types[self.op.inputs[0]].shape
-        part = op.outputs[0] if op.kernel in _READS else op.inputs[2]
+        means = self._meaning()
+        part = op.outputs[0] if means == "reading" else op.inputs[2]
         sizes = iter(self.types[part].shape)
         shape = tuple([1 if d in single else next(sizes) for d in range(len(whole))])
         start = [0] * len(whole)
@@ -193,10 +203,10 @@ class KnownPlaces:
         each = zip(start, shape, whole, strict=True)
         if any(not 0 <= a <= n - m for a, m, n in each):
             return None
-        if op.kernel in _READS:
+        if means == "reading":
             return self._box(op.inputs[0], tuple(start), shape)
         part = self._shaped(part, shape)
-        if op.kernel in _ADDS:
+        if means == "adding":
             config = [[a, n - a - m, 0] for a, m, n in zip(start, shape, whole, strict=True)]
             return self._added([(part, config)])
         joined = self._joined(op.inputs[0], part, tuple(start))

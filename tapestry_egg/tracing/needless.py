@@ -36,7 +36,6 @@ from tapestry_egg.zspace import Projection
 
 from .codec import encode_params
 from .constants import compute, may_prepare
-from .constraints import KERNEL as CONSTRAINT
 from .control_flow import branch_everywhere
 from .plain import handles_in
 
@@ -122,7 +121,7 @@ def made_once(
                 stands.update(same)
                 written.setdefault(first, []).append(op)
                 continue
-        if op.kernel == "name":
+        if registry.meaning(op.kernel) == "name":
             named[op.outputs[0]] = named.get(inputs[0], inputs[0])
         kept.append(op if inputs == op.inputs else replace(op, inputs=inputs))
     for k, op in enumerate(kept):
@@ -281,7 +280,12 @@ class Known:
 
     def _keeps(self, op: Operation, v: int) -> bool:
         """Whether all elements of what an operation makes are elements of its one operand."""
-        if len(op.inputs) != 1 or op.regions or op.effectful or op.kernel == CONSTRAINT:
+        if (
+            len(op.inputs) != 1
+            or op.regions
+            or op.effectful
+            or registry.meaning(op.kernel) == "layout"
+        ):
             return False
         own = _signature(op, self.types)
         same = self.types[op.inputs[0]].dtype == self.types[v].dtype

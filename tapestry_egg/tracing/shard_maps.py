@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE
+
 from .control_flow import scanned, switched, with_counts
 from .settings import check_settings_kept, settings_of
 
@@ -199,9 +201,9 @@ def _cond(params: Any, xs: list[Any]) -> Sequence[Any]:
 
 
 _CONTROL: Mapping[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
-    "scan": _scan,
-    "while": _while,
-    "cond": _cond,
+    SCAN: _scan,
+    WHILE: _while,
+    COND: _cond,
 }
 
 

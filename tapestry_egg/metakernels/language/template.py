@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 
 from tapestry_egg.errors import TemplateError
-from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts
+from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts, Meaning
 
 from .expressions import Expression, Origin, PassageText
 from .patterns import Pattern
@@ -127,6 +127,7 @@ class Template:
     in_products: InProducts = "never"
     elements: Expression | None = None
     commutes: bool = False
+    means: Meaning = ""
     local: Mapping[str, Expression] = field(default_factory=dict)
 
     def error(self, what: str, hint: str = "") -> TemplateError:

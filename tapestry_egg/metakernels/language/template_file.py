@@ -60,6 +60,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       in_products: never                      always | not_in_bfloat16 | again | never: see below
       elements: computed                      kept | selected | computed: see below
       commutes: false                         whether the two operands may change places
+      means: sum                              what it is to those that read programs: see below
       local: {shape: $out.shape}              parameters that differ when run on local boxes
 
 Every field may be used in either. A name that ends in `...` (`xs...`) stands for any number of
@@ -101,6 +102,8 @@ reads its result; `not_in_bfloat16` where results in bfloat16 are computed in fl
 `elements:` says what each element of the results is: one of the operands' that is `kept` (moved,
 repeated, chosen by something else), one that is `selected` because it stands out among all (a
 greatest, what is sorted), or `computed`; views keep theirs.
+`means:` is what rewriting looks for: one of a closed list of words (`Meaning` in
+`metakernels/signatures/signature.py`).
 `moves:` are operands of which elements go to other places, or some are left out: each as it is,
 and to one place. Of those in `takes:` the kernel takes a part itself, where a dim is not cut.
 `writes:` says that an operand, `part`, is written as it is into another, `into`, and nothing else
@@ -123,7 +126,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from tapestry_egg.errors import TemplateError
-from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts
+from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts, Meaning
 from tapestry_egg.yaml_nodes import compose_yaml
 
 from .expressions import Expression, Origin, PassageText
@@ -161,7 +164,8 @@ _FIELDS = (
     "kernels reason params constraints inputs when let out outputs index roles reduce project "
     "passages initial straight moves takes repeats stored writes parts dilates adds joins carries "
     "settled same_as outside placed skips flops reads measured spilled steps scattered precision "
-    "loses promises samples scratch blocks fusion in_products elements commutes local"
+    "loses promises samples scratch blocks fusion in_products elements commutes "
+    "means local"
 ).split()
 
 
@@ -174,7 +178,9 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         raise file.error(node, "the entry needs either `out` or `outputs`")
 
     def word(field: str, known: Sequence[str], default: str) -> str:
-        found = file.text(entry[field], "a word") if field in entry else default
+        if field not in entry:
+            return default
+        found = file.text(entry[field], "a word")
         if found not in known:
             hint = f"One of {', '.join(known)}."
             raise file.error(entry[field], f"unknown {field} {found!r}", hint)
@@ -245,6 +251,7 @@ def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") ->
         in_products=cast(InProducts, word("in_products", get_args(InProducts), "never")),
         elements=one("elements"),
         commutes=word("commutes", ("true", "false"), "false") == "true",
+        means=cast(Meaning, word("means", get_args(Meaning)[1:], "")),
         local=table("local"),
     )
     _check_names(file, entry, template)

@@ -20,6 +20,13 @@ from .amounts import Blocks, Polynomial, Scattered, Scratch
 from .amounts import evaluate as evaluate
 
 Role = Literal["map", "reduce", "scan", "join", "whole"]
+#: What a kernel is to those that read programs: a function of elements, a way to read or write
+#: windows at places that are data, or a request that a plan answers.
+Meaning = Literal[
+    "", "sum", "difference", "product", "quotient", "negative", "power", "exponential", "choice",
+    "comparison", "conversion", "count", "reading", "writing", "adding",
+    "layout", "rounding", "name",
+]  # fmt: skip
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
 InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
@@ -115,7 +122,8 @@ class OperationSignature:
     into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
     matrices that reads its result. `elements` says what each element of the results is: `computed`,
     one of the operands' that is `kept`, or one that is `selected` among all of them. With
-    `commutes` the two operands may change places.
+    `commutes` the two operands may change places. `means` is what the kernel is to those that read
+    programs, such as the `sum` of its operands.
     `measured` are the coordinates at which tables of measured kernels hold its rate, if any do;
     where none does, each flop takes `spilled` bytes through memory and back, and `scratch` bytes
     are in memory while it runs; of one that runs in `blocks` these say what kernels each is. It
@@ -157,6 +165,7 @@ class OperationSignature:
     in_products: InProducts = "never"
     elements: Elements = "computed"
     commutes: bool = False
+    means: Meaning = ""
     measured: tuple[float, ...] | None = None
     spilled: float = 0.0
     steps: Polynomial = ()

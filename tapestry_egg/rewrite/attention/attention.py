@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.metakernels import registry
+from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.codec import encode_params
 
@@ -84,28 +86,22 @@ def with_fused_attention(graph: BlockGraph) -> tuple[BlockGraph, int]:
     """The graph with fused attention in the place of every softmax of scores that is recognised;
     the same graph where there is none. Regions stay as they are. And of how many softmaxes not all
     was read that they are made of, as there is a limit."""
-    if not any(op.kernel == "exp" for op in graph.operations):
+    if not any(registry.meaning(op.kernel) == "exponential" for op in graph.operations):
         return graph, 0
     views = Views(graph)
-    readers: dict[int, list[Operation]] = {}
-    for op in graph.operations:
-        for u in dict.fromkeys(op.inputs):
-            readers.setdefault(u, []).append(op)
     rewrite = _Rewrite(graph, views)
     ended = 0
     for op in sites(views):
-        ended += _at_site(views, readers, op, rewrite)
+        ended += _at_site(views, op, rewrite)
     return rewrite.graph_made(), ended
 
 
-def _at_site(
-    views: Views, readers: dict[int, list[Operation]], op: Operation, rewrite: _Rewrite
-) -> bool:
+def _at_site(views: Views, op: Operation, rewrite: _Rewrite) -> bool:
     """Rewrite one softmax if it is recognised; whether reading it ended at a limit."""
 
     def read() -> None:
         views.ended = False
-        site = read_site(views, readers, op)
+        site = read_site(views, op)
         if site is not None:
             rewrite.site(site)
 
@@ -258,7 +254,7 @@ class _Rewrite:
     def _as_mask(self, v: int, dims: Dims, factor: float) -> tuple[int, Dims, bool, float] | None:
         """What is added to scores as a mask: 0 where it holds, next to minus infinity elsewhere."""
         op = self.views.maker.get(v)
-        if op is None or op.kernel != "select_n" or len(op.inputs) != 3:
+        if op is None or registry.meaning(op.kernel) != "choice" or len(op.inputs) != 3:
             return None
         mask, otherwise, chosen = op.inputs
         which = self.views.see(mask, self.views.operand(mask, dims))
@@ -333,13 +329,7 @@ class _Rewrite:
     def _number(self, x: float, dtype: str) -> int:
         """A scalar constant."""
         self.values.append(TensorType((), dtype))
-        if dtype == "bfloat16":
-            import ml_dtypes
-
-            made = np.asarray(x, ml_dtypes.bfloat16)
-        else:
-            made = np.asarray(x, dtype)
-        self.constants[len(self.values) - 1] = made
+        self.constants[len(self.values) - 1] = np.asarray(x, numpy_dtype(dtype))
         return len(self.values) - 1
 
     def _forward(self, builder: Builder, call: _Call, known: dict[str, list[int]]) -> list[int]:

@@ -6,24 +6,22 @@ mask and a window are found whatever comparisons, triangles or constants spell t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.reference.kernels import reference
+
 from .views import Atom, Dims, Views, atoms_of, extent
 
-_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "eq": np.equal,
-    "ne": np.not_equal,
-}
-_READ = {*_COMPARED, "add", "sub", "and", "or", "not", "select_n", "convert_element_type"}
 # Operations one behind the other that are read; told where a mask has more.
 _MOST_DEPTH = 24
 
@@ -42,6 +40,14 @@ class _Place:
     rows: int
     keys: int
     offset: int
+
+    def plus(self, other: _Place, times: int) -> _Place:
+        """Another one added so many times."""
+        return _Place(
+            self.rows + times * other.rows,
+            self.keys + times * other.keys,
+            self.offset + times * other.offset,
+        )
 
 
 class Bands:
@@ -74,64 +80,66 @@ class Bands:
     def _flags(self, v: int, dims: Dims, depth: int = 0) -> NDArray[np.bool_] | None:
         """A flag for every distance."""
         made = self._read(v, dims, depth)
-        if isinstance(made, bool | np.bool_):
-            return np.full(len(self.distances), bool(made))
-        return made if isinstance(made, np.ndarray) else None
+        return made if isinstance(made, np.ndarray) and made.dtype == np.bool_ else None
 
-    def _read(self, v: int, dims: Dims, depth: int = 0) -> Any:
-        """A value: a flag for every distance, an integer that is affine in row and key, or None."""
+    def _read(self, v: int, dims: Dims, depth: int = 0) -> _Place | NDArray[Any] | None:
+        """A value: an element for every distance, or an integer that is affine in row and key."""
         views = self.views
         v, dims = views.see(v, dims)
         array = views.graph.constants.get(v)
         if array is not None:
             return self._constant(np.asarray(array), dims)
         op = views.maker.get(v)
-        if op is not None and depth > _MOST_DEPTH:
-            views.ended, op = True, None
-        if op is None:
+        if op is None or not registry.is_light(op, views.graph.values):
             return None
-        if op.kernel == "iota":
-            return self._iota(dims[int(op.params["dimension"])])
-        if op.kernel not in _READ:
+        if depth > _MOST_DEPTH:
+            views.ended = True
             return None
+        sig = views.signature(op)
+        if sig.means == "count":
+            return self._iota(dims[sig.placed[0]])
         read = [self._read(u, views.operand(u, dims), depth + 1) for u in op.inputs]
-        if any(x is None for x in read):
-            return None
-        return self._made(op.kernel, read)
+        known = [x for x in read if x is not None]
+        return self._made(op, sig, known) if known and len(known) == len(read) else None
 
-    def _made(self, kernel: str, read: list[Any]) -> Any:
-        if kernel in ("add", "sub") or kernel in _COMPARED:
-            a, b = read
-            if isinstance(a, _Place) and isinstance(b, _Place):
-                return self._of_places(kernel, a, b)
+    def _made(
+        self, op: Operation, sig: OperationSignature, read: list[_Place | NDArray[Any]]
+    ) -> _Place | NDArray[Any] | None:
+        places = [x for x in read if isinstance(x, _Place)]
+        if len(places) == len(read):
+            if sig.means in ("sum", "difference"):
+                return places[0].plus(places[1], 1 if sig.means == "sum" else -1)
+            if sig.means == "conversion":
+                return places[0]
+            if sig.means != "comparison":
+                return None
+            less = places[0].plus(places[1], -1)
+            if less.rows != -less.keys:
+                return None
+            distance = less.rows * self.distances + less.offset
+            return self._computed(op, sig, [distance, np.zeros_like(distance)])
+        if any(x.rows or x.keys for x in places):
             return None
-        if kernel == "convert_element_type":
-            return read[0]
-        flags = [
-            np.full(len(self.distances), bool(x)) if isinstance(x, bool | np.bool_) else x
-            for x in read
+        return self._computed(op, sig, [x.offset if isinstance(x, _Place) else x for x in read])
+
+    def _computed(
+        self, op: Operation, sig: OperationSignature, operands: Sequence[Any]
+    ) -> NDArray[Any] | None:
+        """What an operation makes, element by element, of elements for every distance."""
+        own, n = sig.outputs[0].matrix, len(self.distances)
+        rows = [(a, b) for p in sig.inputs for a, b in zip(p.matrix, own, strict=False)]
+        if any(a != b and any(a) for a, b in rows) or sig.placed or sig.reduces:
+            return None
+        dtypes = [t.dtype for t in sig.input_types]
+        arrays = [
+            np.broadcast_to(np.asarray(x).astype(numpy_dtype(d)), (n,))
+            for x, d in zip(operands, dtypes, strict=True)
         ]
-        if not all(isinstance(x, np.ndarray) for x in flags):
+        try:
+            here = registry.signature(op.kernel, op.params, [TensorType((n,), d) for d in dtypes])
+            return reference(op.kernel, op.params, here, arrays)[0]
+        except TemplateError:  # it has no reference
             return None
-        if kernel == "and":
-            return flags[0] & flags[1]
-        if kernel == "or":
-            return flags[0] | flags[1]
-        if kernel == "not":
-            return ~flags[0]
-        if kernel == "select_n" and len(flags) == 3:
-            return np.where(flags[0], flags[2], flags[1])
-        return None
-
-    def _of_places(self, kernel: str, a: _Place, b: _Place) -> Any:
-        if kernel == "add":
-            return _Place(a.rows + b.rows, a.keys + b.keys, a.offset + b.offset)
-        less = _Place(a.rows - b.rows, a.keys - b.keys, a.offset - b.offset)
-        if kernel == "sub":
-            return less
-        if kernel not in _COMPARED or less.rows != -less.keys:
-            return None
-        return _COMPARED[kernel](less.rows * self.distances + less.offset, 0)
 
     def _iota(self, atoms: tuple[Atom, ...]) -> _Place | None:
         if atoms == self.rows:
@@ -143,7 +151,8 @@ class Bands:
     def _constant(self, array: NDArray[Any], dims: Dims) -> Any:
         if array.size == 1:
             x = array.reshape(())
-            return bool(x) if x.dtype == np.bool_ else _integer(x)
+            whole = x.dtype.kind in "iu"
+            return _Place(0, 0, int(x)) if whole else np.full(len(self.distances), x)
         if atoms_of(dims) not in ((*self.rows, *self.keys), (*self.keys, *self.rows)):
             return self._line(array, dims)
         if array.dtype != np.bool_:
@@ -166,9 +175,3 @@ class Bands:
             return None
         place = self._iota(atoms_of(dims))
         return None if place is None else _Place(place.rows, place.keys, int(flat[0]))
-
-
-def _integer(x: NDArray[Any]) -> _Place | None:
-    if x.dtype.kind not in "iu":
-        return None
-    return _Place(0, 0, int(x))

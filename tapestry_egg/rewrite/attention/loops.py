@@ -7,13 +7,14 @@ of the backward loop, from what the scores are made of: that is kept instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 
 from .sites import read_site, sites
@@ -102,7 +103,7 @@ def without_unread_streams(graph: BlockGraph) -> BlockGraph:
     for op in reversed(graph.operations):
         if not op.effectful and needed.isdisjoint(op.outputs):
             continue
-        op = _narrow(op, needed) if op.kernel == "scan" and not op.effectful else op
+        op = _narrow(op, needed) if op.is_scan and not op.effectful else op
         kept.append(op)
         needed.update(op.inputs)
     return without_unread(replace(graph, operations=tuple(reversed(kept))))
@@ -111,7 +112,7 @@ def without_unread_streams(graph: BlockGraph) -> BlockGraph:
 def _narrow(op: Operation, needed: set[int]) -> Operation:
     """A loop without the stacked results that nothing reads, and the constants and streams that
     its body then does not read."""
-    consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+    consts, carried = counts(op)
     (body,) = op.regions
     outs = [k for k, v in enumerate(op.outputs) if k < carried or v in needed]
     inner = without_unread(replace(body, outputs=tuple(body.outputs[k] for k in outs)))
@@ -132,15 +133,14 @@ def _narrow(op: Operation, needed: set[int]) -> Operation:
 def with_masks_inside(graph: BlockGraph) -> BlockGraph:
     """The graph with what loops read of masks, made of nothing but constants, in their bodies."""
     if not any(
-        o.kernel == "exp" for op in graph.operations for r in op.regions for o in r.operations
+        registry.meaning(o.kernel) == "exponential"
+        for op in graph.operations
+        for r in op.regions
+        for o in r.operations
     ):
         return graph
-    of_constants = fixed(graph)
-    operations = [
-        _with_masks(graph, op, of_constants) if op.kernel == "scan" else op
-        for op in graph.operations
-    ]
-    return replace(graph, operations=tuple(operations))
+    masks = fixed(graph)
+    return in_loops(graph, lambda op: making(graph, op, masks, masks))
 
 
 def fixed(graph: BlockGraph) -> set[int]:
@@ -154,21 +154,45 @@ def fixed(graph: BlockGraph) -> set[int]:
     return made
 
 
-def _with_masks(graph: BlockGraph, op: Operation, of_constants: set[int]) -> Operation:
-    count = int(op.params["num_consts"])
-    (region,) = op.regions
-    gone = [k for k in range(count) if op.inputs[k] in of_constants]
+def in_loops(graph: BlockGraph, change: Callable[[Operation], Operation]) -> BlockGraph:
+    """The graph with its scans changed, without what nothing reads then; itself where none is."""
+    operations = [change(op) if op.is_scan else op for op in graph.operations]
+    if all(a is b for a, b in zip(operations, graph.operations, strict=True)):
+        return graph
+    return without_unread(replace(graph, operations=tuple(operations)))
+
+
+def making(graph: BlockGraph, op: Operation, wanted: set[int], again: set[int]) -> Operation:
+    """A loop whose body makes what is `wanted` of what does not change from step to step, and
+    `again` what that is made of; the same operation where it is given none."""
+    (region,), (count, _) = op.regions, counts(op)
+    gone = [k for k in range(count) if op.inputs[k] in wanted]
     if not gone:
         return op
     body = Body(region)
-    made = body.cloned(graph, [op.inputs[k] for k in gone], lambda v: None)
+    own = dict(zip(op.inputs[:count], region.inputs[:count], strict=True))
+    more: dict[int, int] = {}  # value outside, value in the body
+
+    def given(v: int) -> int | None:
+        if v in again or v in graph.constants:
+            return None
+        if v not in own:
+            own[v] = more[v] = body.value(graph.values[v].strong)
+        return own[v]
+
+    made = body.cloned(graph, [op.inputs[k] for k in gone], given)
     body.replaced = {region.inputs[k]: made[op.inputs[k]] for k in gone}
     kept = [k for k in range(len(op.inputs)) if k not in gone]
+    consts, others = [k for k in kept if k < count], [k for k in kept if k >= count]
+
+    def joined(of: Sequence[int], new: Iterable[int]) -> tuple[int, ...]:
+        return (*(of[k] for k in consts), *new, *(of[k] for k in others))
+
     return replace(
         op,
-        inputs=tuple(op.inputs[k] for k in kept),
-        params={**op.params, "num_consts": count - len(gone)},
-        regions=(body.made([region.inputs[k] for k in kept]),),
+        inputs=joined(op.inputs, more),
+        params={**op.params, "num_consts": len(consts) + len(more)},
+        regions=(body.made(joined(region.inputs, more.values())),),
     )
 
 
@@ -189,10 +213,10 @@ def with_pairs(graph: BlockGraph, change: OfLoops) -> BlockGraph:
     operations = list(graph.operations)
     values = list(graph.values)
     for number, op in enumerate(graph.operations):
-        if op.kernel != "scan":
+        if not op.is_scan:
             continue
         sources = {producers[v] for v in op.inputs if v in producers}
-        for source in sorted(k for k in sources if graph.operations[k].kernel == "scan"):
+        for source in sorted(k for k in sources if graph.operations[k].is_scan):
             pair = change(operations[source], operations[number], values)
             if pair is not None:
                 operations[source], operations[number] = pair
@@ -206,7 +230,7 @@ def _without_kept_scores(
 ) -> tuple[Operation, Operation] | None:
     """Both loops, where the backward one makes the scores again; None where it reads none. New
     values of the program are appended to `values`."""
-    if forward.params["length"] != backward.params["length"]:
+    if forward.rounds != backward.rounds:
         return None
     inner, outer = forward.regions[0], backward.regions[0]
     of_scores = _scores(inner)
@@ -236,8 +260,7 @@ class Link:
     def kept(self) -> dict[int, int]:
         """Per place of what the backward loop reads of what the forward one keeps step by step, the
         value of the forward body that it is."""
-        carried = int(self.forward.params["num_carry"])
-        first = int(self.backward.params["num_consts"]) + int(self.backward.params["num_carry"])
+        carried, first = counts(self.forward)[1], sum(counts(self.backward))
         at = {v: k for k, v in enumerate(self.forward.outputs) if k >= carried}
         return {
             j: self.inner.outputs[at[v]]
@@ -270,7 +293,7 @@ class Link:
     def passed(self, v: int) -> int:
         """The value of the backward body that is a value of the forward body."""
         type_ = self.inner.values[v]
-        consts, carried = (int(self.forward.params[n]) for n in ("num_consts", "num_carry"))
+        consts, carried = counts(self.forward)
         where = self.inner.inputs.index(v) if v in self.inner.inputs else -1
         if 0 <= where < consts:
             outside = self.forward.inputs[where]
@@ -280,8 +303,7 @@ class Link:
             kept = [k for k, u in enumerate(self.inner.outputs) if u == v and k >= carried]
             outside = self.forward.outputs[kept[0]] if kept else -1
         own = self.backward.regions[0].inputs
-        first = int(self.backward.params["num_consts"])
-        skipped = first + int(self.backward.params["num_carry"])
+        first, skipped = counts(self.backward)[0], sum(counts(self.backward))
         for k, u in enumerate(self.backward.inputs):
             if u == outside and (k < first if 0 <= where < consts else k >= skipped):
                 return own[k]
@@ -291,7 +313,7 @@ class Link:
         elif outside >= 0:
             self.streams.append((outside, here))
         else:
-            length = int(self.forward.params["length"])
+            length = self.forward.rounds
             self.values.append(TensorType((length, *type_.shape), type_.dtype))
             self.more.append(v)
             self.outputs.append(len(self.values) - 1)
@@ -306,7 +328,7 @@ class Link:
             outputs=(*self.forward.outputs, *self.outputs),
             regions=(replace(inner, outputs=(*inner.outputs, *self.more)),),
         )
-        first = int(op.params["num_consts"])
+        first, _ = counts(op)
         own = self.backward.regions[0].inputs
         kept = [k for k in range(len(op.inputs)) if k not in gone]
         before, after = [k for k in kept if k < first], [k for k in kept if k >= first]
@@ -330,17 +352,13 @@ class Link:
 
 def _scores(body: BlockGraph) -> set[int]:
     """The values of a body that are made of the scores of a softmax, row by row or one by one."""
-    if not any(op.kernel == "exp" for op in body.operations):
+    if not any(registry.meaning(op.kernel) == "exponential" for op in body.operations):
         return set()
     views = Views(body)
-    readers: dict[int, list[Operation]] = {}
-    for op in body.operations:
-        for u in dict.fromkeys(op.inputs):
-            readers.setdefault(u, []).append(op)
     found: set[int] = set()
     for op in sites(views):
         try:
-            site = views.settled(partial(read_site, views, readers, op))
+            site = views.settled(partial(read_site, views, op))
         except (Foreign, ValueError):
             continue
         if site is not None and site.forward:
@@ -353,10 +371,7 @@ def _scores(body: BlockGraph) -> set[int]:
 
 def _goes_by_rows(body: BlockGraph, op: Operation) -> bool:
     """Whether an operation is done to scores one by one, or row by row."""
-    if op.regions:
-        return False
-    types = [tuple([body.values[v] for v in side]) for side in (op.inputs, op.outputs)]
-    return registry.signature_of(op, *types).fusion != "kernel"
+    return not op.regions and registry.signature_in(body, op).fusion != "kernel"
 
 
 def with_kept_results(graph: BlockGraph) -> BlockGraph:
@@ -366,13 +381,13 @@ def with_kept_results(graph: BlockGraph) -> BlockGraph:
 
 
 def _fused(body: BlockGraph) -> list[Operation]:
-    return [op for op in body.operations if op.kernel == "flash_attention"]
+    return [op for op in body.operations if registry.in_blocks(op.kernel)]
 
 
 def _sharing(
     forward: Operation, backward: Operation, values: list[TensorType]
 ) -> tuple[Operation, Operation] | None:
-    if forward.params["length"] != backward.params["length"]:
+    if forward.rounds != backward.rounds:
         return None
     inner, outer = forward.regions[0], backward.regions[0]
     link = Link(forward, backward, values)
@@ -380,7 +395,8 @@ def _sharing(
     replaced: dict[int, int] = {}
     for late in _fused(outer):
         for early in _fused(inner):
-            if early.params == late.params and _same_operands(views, early, late, onward):
+            same = early.kernel == late.kernel and early.params == late.params
+            if same and _same_operands(views, early, late, onward):
                 for a, b in zip(early.outputs, late.outputs, strict=True):
                     if any(b in op.inputs for op in outer.operations):
                         replaced[b] = link.passed(a)
@@ -394,9 +410,8 @@ def _sharing(
 def _onward(forward: Operation, backward: Operation) -> dict[int, int]:
     """Per value that the backward body is given the one of the forward body that it is."""
     ours, theirs = backward.regions[0], forward.regions[0]
-    first = int(backward.params["num_consts"])
-    skipped = first + int(backward.params["num_carry"])
-    consts, carried = int(forward.params["num_consts"]), int(forward.params["num_carry"])
+    first, skipped = counts(backward)[0], sum(counts(backward))
+    consts, carried = counts(forward)
     fixed = dict(zip(forward.inputs[:consts], theirs.inputs[:consts], strict=True))
     streams = dict(
         zip(forward.inputs[consts + carried :], theirs.inputs[consts + carried :], strict=True)

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tapestry_egg.graph.blockgraph import Operation
+from tapestry_egg.metakernels import registry
 
 from .scores import Scores, at_default, operands_of, result_of, scores_of
 from .sums import ARITHMETIC, Leaf, Powers, Reader, Sum, leaf, over, power, same, times
@@ -50,16 +51,19 @@ class Site:
 def sites(views: Views) -> Iterator[Operation]:
     """The exponentials that may be those of a softmax."""
     for op in views.graph.operations:
-        if op.kernel == "exp" and views.graph.values[op.outputs[0]].rank >= 2:
+        if (
+            registry.meaning(op.kernel) == "exponential"
+            and views.graph.values[op.outputs[0]].rank >= 2
+        ):
             yield op
 
 
-def read_site(views: Views, readers: dict[int, list[Operation]], op: Operation) -> Site | None:
+def read_site(views: Views, op: Operation) -> Site | None:
     """What an exponential is the softmax of, and who uses it. Raises views.Split where atoms must
     be finer."""
     e = op.outputs[0]
     root = views.fresh(("exp", e), views.graph.values[e].shape)
-    labels, products, sums = _followed(views, readers, e, root)
+    labels, products, sums = _followed(views, e, root)
     if not products:
         return None
     for keys in sums:
@@ -74,7 +78,7 @@ def read_site(views: Views, readers: dict[int, list[Operation]], op: Operation) 
 
 
 def _followed(
-    views: Views, readers: dict[int, list[Operation]], e: int, root: Dims
+    views: Views, e: int, root: Dims
 ) -> tuple[dict[int, Dims], list[Operation], list[tuple[Atom, ...]]]:
     """The values with all dims of e that are made of it, the products that read one of them, and
     over which of its atoms sums of e itself run."""
@@ -84,13 +88,13 @@ def _followed(
     every = set(atoms_of(root))
     while stack:
         v = stack.pop()
-        for reader in readers.get(v, ()):
-            if reader.kernel == "dot_general":
-                if at_default(views.graph, reader):
+        for reader in views.readers.get(v, ()):
+            if views.is_product(reader):
+                if at_default(views, reader):
                     products[reader.outputs[0]] = reader
                 continue
-            if reader.kernel == "reduce_sum" and views.see(v, labels[v]) == (e, root):
-                axes = [int(a) for a in reader.params["axes"]]
+            axes = views.summed(reader)
+            if axes is not None and views.see(v, labels[v]) == (e, root):
                 sums[tuple(a for k in axes for a in labels[v][k])] = None
             made = _made_of(views, reader, v, labels[v])
             if made is not None and set(atoms_of(made)) == every:
@@ -106,7 +110,7 @@ def _made_of(views: Views, op: Operation, v: int, dims: Dims) -> Dims | None:
     view; None for any other."""
     if len(op.outputs) != 1:
         return None
-    if op.kernel not in ARITHMETIC:
+    if registry.meaning(op.kernel) not in ARITHMETIC:
         return views.outside(op, dims) if op.inputs[0] == v else None
     values = views.graph.values
     return dims if values[op.outputs[0]].shape == values[v].shape else None
@@ -177,7 +181,7 @@ class _Uses:
         """Whether d is a product of something with the keys and something with the rows; noted."""
         _, v, dims = name
         op = self.views.maker.get(v)
-        if op is None or op.kernel != "dot_general":
+        if op is None or not self.views.is_product(op):
             return False
         pair = tuple(zip(op.inputs, operands_of(self.views, op, dims), strict=True))
         with_keys = [set(self.keys) <= set(atoms_of(d)) for _, d in pair]

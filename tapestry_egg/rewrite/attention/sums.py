@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import Meaning
+
 from .views import Atom, Dims, Views, atoms_of
 
 #: ("value", id, dims), ("sum", atoms, sum of products), ("mask", id, dims), ("unmask", id, dims)
@@ -136,9 +139,8 @@ class Reader:
         return leaf(("value", at, inside)) if made is None else made
 
     def _made(self, op: Any, dims: Dims, depth: int) -> Sum | None:
-        if op.kernel in ARITHMETIC:
-            return ARITHMETIC[op.kernel](self, op, dims, depth)
-        return self._summed(op, dims, depth) if op.kernel == "reduce_sum" else None
+        read = ARITHMETIC.get(registry.meaning(op.kernel), Reader._summed)
+        return read(self, op, dims, depth)
 
     def _both(self, op: Any, dims: Dims, depth: int) -> tuple[Sum, Sum]:
         a, b = (self.of(u, self.views.operand(u, dims), depth) for u in op.inputs)
@@ -184,8 +186,10 @@ class Reader:
         return None
 
     def _summed(self, op: Any, dims: Dims, depth: int) -> Sum | None:
+        axes = self.views.summed(op)
+        if axes is None:
+            return None
         source = self.graph.values[op.inputs[0]]
-        axes = [int(a) for a in op.params["axes"]]
         size = 1
         for a in axes:
             size *= source.shape[a]
@@ -211,15 +215,13 @@ class Reader:
         return over(self.keys, self.of(op.inputs[0], tuple(inner), depth))
 
 
-#: What is read of values element by element, by kernel.
-ARITHMETIC: Mapping[str, Callable[[Reader, Any, Dims, int], Sum | None]] = {
-    "add": Reader._added,
-    "add_any": Reader._added,
-    "sub": Reader._subtracted,
-    "mul": Reader._multiplied,
-    "div": Reader._divided,
-    "neg": Reader._negated,
-    "square": Reader._power,
-    "integer_pow": Reader._power,
-    "select_n": Reader._selected,
+#: What is read of values element by element, by what its kernel means.
+ARITHMETIC: Mapping[Meaning, Callable[[Reader, Any, Dims, int], Sum | None]] = {
+    "sum": Reader._added,
+    "difference": Reader._subtracted,
+    "product": Reader._multiplied,
+    "quotient": Reader._divided,
+    "negative": Reader._negated,
+    "power": Reader._power,
+    "choice": Reader._selected,
 }

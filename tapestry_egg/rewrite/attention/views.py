@@ -16,6 +16,8 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.zspace import Projection
 
 #: A digit: a name and its extent.
 Atom = tuple[Any, int]
@@ -47,6 +49,11 @@ class Views:
             v: op for op in self.graph.operations for v in op.outputs if len(op.outputs) == 1
         }
 
+        self._views: dict[Any, OperationSignature | None] = {}
+        self.readers: dict[int, list[Operation]] = {}
+        for op in self.graph.operations:
+            for u in dict.fromkeys(op.inputs):
+                self.readers.setdefault(u, []).append(op)
         #: value -> the first one that is made the same way, by operations that are as light as
         #: those of masks
         self.first: dict[int, int] = {}
@@ -98,56 +105,84 @@ class Views:
             v, dims = op.inputs[0], inner
         return v if v in until else self.first.get(v, v), dims
 
+    def signature(self, op: Operation) -> OperationSignature:
+        """The signature of an operation without regions."""
+        return registry.signature_in(self.graph, op)
+
+    def _view(self, op: Operation, casts: bool) -> OperationSignature | None:
+        """The signature of an operation that keeps the elements of its one operand, as they are or
+        as floats of another dtype; None for any other."""
+        key = op.outputs[:1], casts
+        if key not in self._views:
+            self._views[key] = self._viewed(op, casts)
+        return self._views[key]
+
+    def _viewed(self, op: Operation, casts: bool) -> OperationSignature | None:
+        if op.regions or len(op.inputs) != 1 or len(op.outputs) != 1:
+            return None
+        sig = self.signature(op)
+        source, made = sig.input_types[0].dtype, sig.output_types[0].dtype
+        if sig.opaque or sig.stored or sig.placed or sig.means == "layout" or 0 in sig.extents:
+            return None
+        if sig.means == "conversion":
+            return sig if casts and source in _FLOATS and made in _FLOATS else None
+        one = all(d.size == 1 for d in sig.index if d.role == "reduce" and d.monoid == "sum")
+        kept = sig.elements == "kept" or (sig.fusion == "reduce" and sig.reduces and one)
+        return sig if kept and source == made else None
+
     def _inside(self, op: Operation, dims: Dims, casts: bool) -> Dims | None:
         """The dims of the operand of a view; None for what is no view."""
-        kernel, p = op.kernel, op.params
-        if kernel == "stop_gradient" or kernel == "copy":
-            return dims
-        if not op.inputs:
-            return None
-        source = self.graph.values[op.inputs[0]]
-        if kernel == "convert_element_type":
-            target = self.graph.values[op.outputs[0]].dtype
-            return dims if casts and source.dtype in _FLOATS and target in _FLOATS else None
-        if kernel == "transpose":
-            at = {int(d): dims[k] for k, d in enumerate(p["permutation"])}
-            return tuple(at[d] for d in range(source.rank))
-        if kernel == "broadcast_in_dim" and len(op.inputs) == 1:
-            return tuple(
-                dims[int(d)] if n > 1 else ()
-                for n, d in zip(source.shape, p["broadcast_dimensions"], strict=True)
-            )
-        if kernel == "squeeze":
-            gone = {int(d) % source.rank for d in p["dimensions"]}
-            kept = iter(dims)
-            return tuple(() if d in gone else next(kept) for d in range(source.rank))
-        if kernel == "expand_dims":
-            return tuple(d for k, d in enumerate(dims) if k not in p["dimensions"])
-        if kernel == "reshape" and len(op.inputs) == 1:
-            return regrouped([a for d in dims for a in d], source.shape)
-        if kernel == "reduce_sum" and all(source.shape[int(a)] == 1 for a in p["axes"]):
-            kept = iter(dims)
-            return tuple(() if d in p["axes"] else next(kept) for d in range(source.rank))
-        return None
+        sig = self._view(op, casts)
+        if sig is None or sig.inputs[0] is sig.outputs[0]:
+            return dims if sig else None  # element by element
+        return self.passed(sig, 1, dims, (0,))[0]
 
     def outside(self, op: Operation, dims: Dims) -> Dims | None:
         """The dims of what a view makes of an operand with these dims; None for what is no view,
         or adds elements."""
-        shape = self.graph.values[op.outputs[0]].shape
-        kernel, p = op.kernel, op.params
-        if kernel in ("convert_element_type", "stop_gradient", "copy"):
-            return dims
-        if kernel == "transpose":
-            return tuple(dims[int(d)] for d in p["permutation"])
-        if kernel == "reshape":
-            return regrouped([a for d in dims for a in d], shape)
-        if kernel in ("squeeze", "expand_dims"):
-            return regrouped([a for d in dims for a in d], shape)
-        if kernel == "broadcast_in_dim":
-            at = dict(zip(p["broadcast_dimensions"], dims, strict=True))
-            made = tuple(at.get(d, ()) for d in range(len(shape)))
-            return made if all(extent(d) == n for d, n in zip(made, shape, strict=True)) else None
-        return None
+        sig = self._view(op, True)
+        return self.passed(sig, 0, dims, (1,))[0] if sig else None
+
+    def passed(
+        self, sig: OperationSignature, port: int, dims: Dims, to: Sequence[int], name: Any = None
+    ) -> list[Dims | None]:
+        """The dims of some ports of an operation, which are numbers of operands and then of
+        results, where those of one port are `dims`: None where the elements are not those of index
+        dims in order. Index dims that it does not have are new, under a `name`, or nothing is
+        known of them without one. Raises Split where an atom lies in two index dims."""
+        of: dict[int, tuple[Atom, ...]] = {d: () for d, n in enumerate(sig.extents) if n == 1}
+        found = _digits(sig, port)
+        if found is None:
+            return [None] * len(to)
+        for digits, own in zip(found, dims, strict=True):
+            of.update(zip(digits, regrouped(own, [sig.extents[d] for d in digits]), strict=True))
+        rest = [d for d in range(len(sig.index)) if d not in of]
+        if name is not None:
+            of.update(zip(rest, self.fresh(name, [sig.extents[d] for d in rest]), strict=True))
+        made: list[Dims | None] = []
+        for k in to:
+            rows = _digits(sig, k)
+            if rows is None or not of.keys() >= {d for digits in rows for d in digits}:
+                made.append(None)
+                continue
+            there = tuple(tuple(a for d in digits for a in of[d]) for digits in rows)
+            shape = (*sig.input_types, *sig.output_types)[k].shape
+            made.append(there if tuple(map(extent, there)) == shape else None)
+        return made
+
+    def summed(self, op: Operation) -> list[int] | None:
+        """The dims of its operand over which an operation sums; None if it is no such sum."""
+        if op.regions or len(op.inputs) != 1 or len(op.outputs) != 1:
+            return None
+        sig = self.signature(op)
+        sums = {d for d, dim in enumerate(sig.index) if (dim.role, dim.monoid) == ("reduce", "sum")}
+        if sig.fusion != "reduce" or len(sums) < sig.reduces:
+            return None
+        return [k for k, row in enumerate(sig.inputs[0].matrix) if any(row[d] for d in sums)]
+
+    def is_product(self, op: Operation) -> bool:
+        """Whether an operation is a product of two matrices, or of batches of them."""
+        return len(op.inputs) == 2 and not op.regions and self.signature(op).is_product
 
     def operand(self, v: int, dims: Dims) -> Dims:
         """The dims of an operand of elementwise arithmetic whose result has `dims`: none along
@@ -157,7 +192,8 @@ class Views:
 
     def splat(self, v: int) -> float | None:
         """The number that all elements of a value are, as far as its constants tell."""
-        v, _ = self.see(v, tuple(() for _ in self.graph.values[v].shape))
+        while (op := self.maker.get(v)) is not None and self._view(op, True):
+            v = op.inputs[0]
         array = self.graph.constants.get(v)
         if array is None or array.size == 0 or array.dtype.names:
             return None
@@ -167,6 +203,31 @@ class Views:
             return float(np.asarray(array).flat[0])
         except (TypeError, ValueError):
             return None
+
+
+def _digits(sig: OperationSignature, port: int) -> list[list[int]] | None:
+    """Per dim of a tensor the index dims that it is made of, from major to minor; None where they
+    are not its digits. The signature remembers it."""
+    known: dict[int, list[list[int]] | None] = sig.__dict__.setdefault("_digits", {})
+    if port not in known:
+        known[port] = _digits_of((*sig.inputs, *sig.outputs)[port], sig.extents)
+    return known[port]
+
+
+def _digits_of(projection: Projection, extents: Sequence[int]) -> list[list[int]] | None:
+    if any(projection.offset) or any(n != 1 for n in projection.shape):
+        return None
+    found = []
+    for row in projection.matrix:
+        digits = [d for d, a in enumerate(row) if a and extents[d] > 1]
+        digits.sort(key=lambda d: -row[d])
+        unit = 1
+        for d in reversed(digits):
+            if row[d] != unit:
+                return None
+            unit *= extents[d]
+        found.append(digits)
+    return found
 
 
 def extent(atoms: Iterable[Atom]) -> int:

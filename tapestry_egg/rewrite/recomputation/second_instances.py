@@ -81,7 +81,7 @@ class _Doubling:
         for k, op in enumerate(self.given.operations):
             if k > self.boundary:
                 inputs = tuple([self._read(v) for v in op.inputs])
-                op = op if inputs == op.inputs else _reading(op, inputs, op.outputs, op.remat)
+                op = registry.on_values(op, inputs, op.outputs, op.remat)
             self.operations.append(op)
         return replace(self.given, values=tuple(self.values), operations=tuple(self.operations))
 
@@ -110,16 +110,7 @@ class _Doubling:
             self.second[v] = len(self.values) - 1
             outputs.append(self.second[v])
         number = self.first_number + segment
-        self.operations.append(_reading(op, inputs, tuple(outputs), number))
-
-
-def _reading(
-    op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], remat: int | None
-) -> Operation:
-    """The same operation on other values of the same types."""
-    other = replace(op, inputs=inputs, outputs=outputs, remat=remat)
-    registry.remember(other, op)
-    return other
+        self.operations.append(registry.on_values(op, inputs, tuple(outputs), number))
 
 
 def retake(graph: BlockGraph, numbers: Sequence[Sequence[int]]) -> BlockGraph:

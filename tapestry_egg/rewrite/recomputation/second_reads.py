@@ -71,8 +71,7 @@ def may_be_second(op: Operation) -> bool:
 
 def _is_library_attention(kernel: str) -> bool:
     """Whether a library has somewhere what else runs in blocks of scores."""
-    blocks = any("blocks" in t.scratch for t in registry.templates().get(kernel, ()))
-    return blocks and has_rates(kernel)
+    return registry.in_blocks(kernel) and has_rates(kernel)
 
 
 def with_second_reads(graph: BlockGraph, chosen: SecondReads) -> BlockGraph:
@@ -116,7 +115,7 @@ class _Reading:
         for op in self.given.operations:
             reader: Reader = ("first", op.outputs[0]) if op.outputs else ("first", -1)
             inputs = self._inputs(reader, op.inputs)
-            self.operations.append(_reading(op, inputs, op.outputs, op.remat))
+            self.operations.append(registry.on_values(op, inputs, op.outputs, op.remat))
         outputs = [self._inputs(("leaves", v), (v,))[0] for v in self.given.outputs]
         made = replace(
             self.given,
@@ -146,7 +145,7 @@ class _Reading:
         first = len(self.values)
         self.values += [self.values[v] for v in op.outputs]
         self.second[k] = tuple(range(first, len(self.values)))
-        self.operations.append(_reading(op, inputs, self.second[k], self.number[k]))
+        self.operations.append(registry.on_values(op, inputs, self.second[k], self.number[k]))
 
     def _check(self, made: BlockGraph) -> None:
         read = {v for op in made.operations for v in op.inputs} | set(made.outputs)
@@ -156,14 +155,3 @@ class _Reading:
                     raise GraphError(
                         f"an instance of operation {k} that nothing reads", where=made.name
                     )
-
-
-def _reading(
-    op: Operation, inputs: tuple[int, ...], outputs: tuple[int, ...], remat: int | None
-) -> Operation:
-    """The same operation on other values of the same types."""
-    if (inputs, outputs) == (op.inputs, op.outputs):
-        return op
-    other = replace(op, inputs=inputs, outputs=outputs, remat=remat)
-    registry.remember(other, op)
-    return other

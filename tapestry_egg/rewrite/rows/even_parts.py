@@ -14,14 +14,14 @@ any kernel.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from math import gcd
 
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .padded import padded
-from .regions import Region, may_grow, signature_in
+from .regions import Region, may_grow
 
 # Of these numbers no measurement is kept.
 
@@ -36,13 +36,7 @@ _SEEDS, _ROUNDS = 3, 3
 def with_even_parts(graph: BlockGraph, parts: int) -> BlockGraph:
     """The program, its loops and branches too, with dims padded that so many devices cannot share;
     the same graph where they can share most of the work as it is."""
-    operations = []
-    for op in graph.operations:
-        regions = tuple([with_even_parts(r, parts) for r in op.regions])
-        same = all(a is b for a, b in zip(regions, op.regions, strict=True))
-        operations.append(op if same else replace(op, regions=regions))
-    if any(a is not b for a, b in zip(operations, graph.operations, strict=True)):
-        graph = replace(graph, operations=tuple(operations))
+    graph = graph.map_regions(lambda region: with_even_parts(region, parts))
     for _ in range(_ROUNDS):
         found = _best(graph, parts) or _best(graph, parts, in_all=True)
         if found is None:
@@ -87,7 +81,7 @@ class _Work:
         self.signatures = {
             k: sig
             for k, op in enumerate(graph.operations)
-            if may_grow(graph, op) and (sig := signature_in(graph, op)).contracts
+            if may_grow(graph, op) and (sig := registry.signature_in(graph, op)).contracts
         }
 
     def seconds(self, region: Region | None) -> float:

@@ -16,7 +16,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.computed import Computed
 from tapestry_egg.zspace import Projection
 
-from .regions import may_grow, signature_in
+from .regions import may_grow
 
 #: Values of more pieces are left as they are written.
 _MOST = 32
@@ -156,7 +156,7 @@ def _own(
     """The results of one operation that are moved, as its projections say, and what they are."""
     templates = registry.templates()[op.kernel]
     if any(t.moves or t.repeats for t in templates):
-        sig = signature_in(graph, op)
+        sig = registry.signature_in(graph, op)
         if sig.elements != "kept" or sig.opaque or not graph.values[op.outputs[0]].size:
             return []
         if sig.parts:
@@ -235,7 +235,7 @@ def _written(
     graph: BlockGraph, op: Operation, found: Mapping[int, Moved], computed: Computed
 ) -> Moved | None:
     """A value that is another one in which a part is written over, at a place that is known."""
-    into, part, *at = [op.inputs[p] for p in signature_in(graph, op).writes]
+    into, part, *at = [op.inputs[p] for p in registry.signature_in(graph, op).writes]
     where = [computed(v) for v in at]
     start = [int(x) for x in where if x is not None]
     shape, whole = graph.values[part].shape, graph.values[into].shape

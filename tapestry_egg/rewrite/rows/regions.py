@@ -11,7 +11,6 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import exact_of
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
 
 from .cuts import Cut, Rows, major
@@ -19,16 +18,15 @@ from .cuts import Cut, Rows, major
 
 def may_grow(graph: BlockGraph, op: Operation) -> bool:
     """Whether an operation is one that may run on more rows."""
-    if op.regions or op.effectful or op.kernel == constraints.KERNEL or registry.runs_once(op):
+    if (
+        op.regions
+        or op.effectful
+        or registry.meaning(op.kernel) == "layout"
+        or registry.runs_once(op)
+    ):
         return False
     types = [graph.values[v].dtype for v in (*op.inputs, *op.outputs)]
     return not any(t.startswith("key<") or t == "float0" for t in types)
-
-
-def signature_in(graph: BlockGraph, op: Operation) -> OperationSignature:
-    values = graph.values
-    types = tuple([values[v] for v in op.inputs]), tuple([values[v] for v in op.outputs])
-    return registry.signature_of(op, *types)
 
 
 @dataclass(frozen=True)
@@ -106,7 +104,7 @@ class Region:
                 op = graph.operations[k]
                 if k in self.inside or k in seen or not may_grow(graph, op):
                     continue
-                found = along(signature_in(graph, op), op, v, long)
+                found = along(registry.signature_in(graph, op), op, v, long)
                 if found is None or not take(k, *found):
                     seen.add(k)
         return True
@@ -123,7 +121,7 @@ class Region:
     def _operation(self, op: Operation, index: int, size: int) -> Grown | None:
         """How an operation runs on more rows; None where it cannot, or need not. Its signature
         remembers it, as equal operations have the same one."""
-        sig = signature_in(self.graph, op)
+        sig = registry.signature_in(self.graph, op)
         known: dict[Any, Grown | None] = sig.__dict__.setdefault("_on_more_rows", {})
         key = exact_of(op), index, size
         if key not in known:

@@ -14,13 +14,14 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.computed import Computed
 from tapestry_egg.tracing.known_places import NAMES
 
 
 def with_batch_dims(graph: BlockGraph) -> BlockGraph:
     """The graph with batch dims wherever indices count rows; the same graph where none do."""
-    if not any(op.kernel in NAMES for op in graph.operations):
+    if not any(registry.meaning(op.kernel) in NAMES for op in graph.operations):
         return graph
     return _Counts(graph).graph_made()
 
@@ -37,14 +38,15 @@ class _Counts:
 
     def graph_made(self) -> BlockGraph:
         for op in self.graph.operations:
-            self.operations.append(self._batched(op) if op.kernel in NAMES else op)
+            batched = registry.meaning(op.kernel) in NAMES
+            self.operations.append(self._batched(op) if batched else op)
         if len(self.values) == len(self.graph.values):
             return self.graph
         made = replace(self.graph, values=tuple(self.values), operations=tuple(self.operations))
         return without_unread(made)
 
     def _batched(self, op: Operation) -> Operation:
-        numbered, batch, along, single, _ = NAMES[op.kernel]
+        numbered, batch, along, single, _ = NAMES[registry.meaning(op.kernel)]
         dims: dict[str, Any] = dict(op.params["dimension_numbers"])
         columns = self._columns(op.inputs[1])
         given = dims[numbered]
@@ -79,7 +81,8 @@ class _Counts:
         if at is None:
             return ()
         op, last = self.graph.operations[at], len(self.values[v].shape) - 1
-        if op.kernel != "concatenate" or op.params["dimension"] != last:
+        joins = any(t.joins for t in registry.templates().get(op.kernel, ()))
+        if not joins or registry.signature_in(self.graph, op).placed != (last,):
             return ()
         return op.inputs if all(self.values[u].shape[last] == 1 for u in op.inputs) else ()
 

@@ -16,10 +16,11 @@ from itertools import chain
 from math import gcd
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.metakernels import registry
 
 from .moves import Ints, Moved, Piece, moves
 from .padded import Padded
-from .regions import Long, Region, along, may_grow, signature_in
+from .regions import Long, Region, along, may_grow
 
 # Of these numbers no measurement is kept.
 
@@ -35,13 +36,7 @@ _Tried = set[tuple[int, int, int]]
 def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
     """The program, its loops and branches too, with shifts that so many devices can share; the same
     graph where there are none."""
-    operations = []
-    for op in graph.operations:
-        regions = tuple([with_shifts(r, parts) for r in op.regions])
-        same = all(a is b for a, b in zip(regions, op.regions, strict=True))
-        operations.append(op if same else replace(op, regions=regions))
-    if any(a is not b for a, b in zip(operations, graph.operations, strict=True)):
-        graph = replace(graph, operations=tuple(operations))
+    graph = graph.map_regions(lambda region: with_shifts(region, parts))
     graph, free = _at_once(graph, parts), frozenset[int]()
     tried: _Tried = set()
     for _ in range(_ROUNDS):
@@ -119,11 +114,11 @@ def _short_regions(
                 if (v, d, op.outputs[0]) in tried:
                     continue
                 tried.add((v, d, op.outputs[0]))
-                found = along(signature_in(graph, op), op, v, Long(d, n))
+                found = along(registry.signature_in(graph, op), op, v, Long(d, n))
                 if found is None or not (region := Region(graph)).grown(k, *found):
                     continue
                 low = _least_moved(graph, known, region, n, n - m)
-                found = along(signature_in(graph, op), op, v, Long(d, n, low))
+                found = along(registry.signature_in(graph, op), op, v, Long(d, n, low))
                 again = Region(graph)
                 yield again if low and found and again.grown(k, *found) else region
 
@@ -149,7 +144,7 @@ def _long_regions(
                 continue
             tried.add((v, d, piece.source))
             long, region = Long(d, m, piece.offset[d]), Region(graph, fewer=True)
-            found = along(signature_in(graph, op), op, piece.source, long)
+            found = along(registry.signature_in(graph, op), op, piece.source, long)
             if found is None or not region.grown(k, *found):
                 continue
             if _is_all_that_is_read(graph, known, region, readers):

@@ -20,12 +20,12 @@ import numpy as np
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import KEY, numpy_dtype
 from tapestry_egg.reference.kernels import reference
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
-from tapestry_egg.tracing import constraints
 from tapestry_egg.zspace import ZRange
 
 #: Of a value: where it has rows; `sum`: a sum over rows; `free`: made without the rows, `zero` if
@@ -155,10 +155,10 @@ class Batch:
             return None
         if not cut and "sum" not in ins and "same" not in ins:
             return self._free(k, op, ins)
-        if registry.runs_once(op) or op.kernel == constraints.KERNEL:
+        if registry.runs_once(op) or registry.meaning(op.kernel) == "layout":
             return None  # A layout that is asked for is that of the whole.
         if op.regions:
-            return self._loop(k, op, ins) if op.kernel == "scan" else None
+            return self._loop(k, op, ins) if op.is_scan else None
         sig = self._signature(op)
         made: Labels | None
         if cut:
@@ -172,9 +172,7 @@ class Batch:
         return _all("same") * len(op.outputs)
 
     def _signature(self, op: Operation) -> OperationSignature:
-        values = self.graph.values
-        types = tuple([values[v] for v in op.inputs]), tuple([values[v] for v in op.outputs])
-        return registry.signature_of(op, *types)
+        return registry.signature_in(self.graph, op)
 
     def _keeps_zeros(self, op: Operation) -> bool:
         """Whether an operation makes zeros of zeros: where index points are alike, the first of
@@ -254,7 +252,7 @@ class Batch:
 
     def _loop(self, k: int, op: Operation, ins: list[Label]) -> Labels | None:
         """A scan, once the labels of its body agree with those of what it carries."""
-        consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+        consts, carried = counts(op)
         first, (body,) = consts + carried, op.regions
         given: list[Label] = []
         for p, x in enumerate(ins):
@@ -313,7 +311,7 @@ class Batch:
     def _around(
         self, k: int, op: Operation, ins: list[Label], given: list[Label], inner: Batch
     ) -> Labels | None:
-        consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+        consts, carried = counts(op)
         first = consts + carried
         for p, (x, y) in enumerate(zip(ins, given, strict=True)):
             if isinstance(y, Cut) and not isinstance(x, Cut):

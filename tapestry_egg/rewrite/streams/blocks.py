@@ -67,9 +67,8 @@ def _with_blocks(graph: BlockGraph, least: float) -> BlockGraph:
         return _with_blocks(body, least) is not body
 
     inside = with_large_inside(graph, largest, in_blocks)
-    operations = [_with_blocks_inside(op, least) for op in inside.operations]
-    if any(a is not b for a, b in zip(operations, inside.operations, strict=True)):
-        graph = replace(inside, operations=tuple(operations))
+    made = inside.map_regions(lambda region: _with_blocks(region, least))
+    graph = graph if made is inside else made
     graph = _once(graph, least)
     for _ in range(_AGAIN):
         made = _once(graph, least, again=True)
@@ -77,13 +76,6 @@ def _with_blocks(graph: BlockGraph, least: float) -> BlockGraph:
             break
         graph = _each_once(made)
     return graph
-
-
-def _with_blocks_inside(op: Operation, least: float) -> Operation:
-    """The operation with blocks in its bodies; the same where there are none."""
-    regions = tuple([_with_blocks(r, least) for r in op.regions])
-    same = all(a is b for a, b in zip(regions, op.regions, strict=True))
-    return op if same else replace(op, regions=regions)
 
 
 def _size_of_largest(graph: BlockGraph) -> int:
@@ -135,11 +127,11 @@ def _products(graph: BlockGraph, least: float, again: bool) -> Iterator[Operatio
     for op in graph.operations:
         if op.regions or len(op.outputs) != 1 or (again and op.remat is None):
             continue
-        types = tuple(graph.values[v] for v in op.inputs), (graph.values[op.outputs[0]],)
-        size, read = types[1][0].size, sum(t.size for t in types[0])
+        size = graph.values[op.outputs[0]].size
+        read = sum(graph.values[v].size for v in op.inputs)
         if size < min(_LARGE * read, max(least, read)):
             continue
-        if registry.signature_of(op, *types).is_product:
+        if registry.signature_in(graph, op).is_product:
             found.append((-size, len(found), op))
     yield from (op for _, _, op in sorted(found, key=lambda f: f[:2])[:2])
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
@@ -61,7 +62,7 @@ class Block:
         return made
 
     def _loop(self, op: Operation, body: Batch, types: Sequence[TensorType]) -> tuple[int, ...]:
-        consts, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+        consts, carried = counts(op)
         labels = [body.label[v] for v in body.graph.inputs]
         cuts = [x if isinstance(x, Cut) else None for x in labels]
         for p in range(consts + carried, len(cuts)):

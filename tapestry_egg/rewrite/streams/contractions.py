@@ -63,16 +63,14 @@ def largest_products(graph: BlockGraph) -> list[tuple[int, Operation]]:
     for k, op in enumerate(graph.operations):
         if op.regions or op.remat is not None or len(op.outputs) != 1:
             continue
-        types = tuple([graph.values[v] for v in op.inputs]), (graph.values[op.outputs[0]],)
-        if registry.signature_of(op, *types).is_product:
+        if registry.signature_in(graph, op).is_product:
             found.append((-_read(graph, op), k))
     return [(k, graph.operations[k]) for _, k in sorted(found)]
 
 
 def _sums(graph: BlockGraph, op: Operation) -> Iterator[Rows]:
     """How a product has as its rows what it sums over, the longest dims first."""
-    types = tuple([graph.values[v] for v in op.inputs]), (graph.values[op.outputs[0]],)
-    sig = registry.signature_of(op, *types)
+    sig = registry.signature_in(graph, op)
     assert sig.gemm is not None
     for index in sorted(sig.gemm.k, key=lambda d: -sig.extents[d]):
         rows = Rows.along(sig, index)

@@ -8,16 +8,18 @@ instead. The same operations on the same operands: no number changes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.attention.loops import (
-    Body,
     Link,
     fixed,
+    in_loops,
+    making,
     with_pairs,
     without_unread_streams,
 )
@@ -38,7 +40,7 @@ def with_large_inside(graph: BlockGraph, largest: OfLargest, in_blocks: Runs) ->
     """The graph with loops that neither keep nor are given what is as large as the product that is
     worth blocks in their bodies, where these are `in_blocks` then. Their bodies also number rows
     themselves."""
-    if not any(largest(r) for op in graph.operations if op.kernel == "scan" for r in op.regions):
+    if not any(largest(r) for op in graph.operations if op.is_scan for r in op.regions):
         return graph
 
     def change(
@@ -47,40 +49,28 @@ def with_large_inside(graph: BlockGraph, largest: OfLargest, in_blocks: Runs) ->
         return _without_kept(forward, backward, values, largest, in_blocks)
 
     numbers = _numbers(graph) | fixed(graph)
-    made = _in_loops(graph, lambda op: _making(graph, op, numbers, numbers))
+    made = in_loops(graph, lambda op: making(graph, op, numbers, numbers))
     paired = with_pairs(made, change)
     made = made if paired is made else without_unread_streams(paired)
-    return _in_loops(made, lambda op: _without_given(made, op, largest, in_blocks))
+    return in_loops(made, lambda op: _without_given(made, op, largest, in_blocks))
 
 
 def with_invariants_inside(graph: BlockGraph) -> BlockGraph:
     """The graph with loops that are not given large values that do not change from round to round,
     where these are made one by one of values with an eighth of their elements at most: each round
     makes them where it reads them. The same graph if there are none."""
-    operations = [
-        replace(op, regions=tuple(map(with_invariants_inside, op.regions))) if op.regions else op
-        for op in graph.operations
-    ]
-    if any(a.regions != b.regions for a, b in zip(operations, graph.operations, strict=True)):
-        graph = replace(graph, operations=tuple(operations))
+    graph = graph.map_regions(with_invariants_inside)
     contracted = _contracted(graph)
 
     def change(op: Operation) -> Operation:
-        for v in op.inputs[: int(op.params["num_consts"])]:
+        for v in op.inputs[: counts(op)[0]]:
             small = graph.values[v].size // _SMALLER
             again = _as_large(graph, small) - contracted
             if v in again and _of_small(graph, [v], again, small):
-                op = _making(graph, op, {v}, again)
+                op = making(graph, op, {v}, again)
         return op
 
-    return _in_loops(graph, change)
-
-
-def _in_loops(graph: BlockGraph, change: Callable[[Operation], Operation]) -> BlockGraph:
-    operations = [change(op) if op.kernel == "scan" else op for op in graph.operations]
-    if all(a is b for a, b in zip(operations, graph.operations, strict=True)):
-        return graph
-    return without_unread(replace(graph, operations=tuple(operations)))
+    return in_loops(graph, change)
 
 
 def _can_be_made_again(op: Operation) -> bool:
@@ -107,7 +97,7 @@ def _without_kept(
 ) -> tuple[Operation, Operation] | None:
     """Both loops, where the backward one makes again what is as large as the largest product of the
     forward one, and made of it or one by one; None where it reads nothing of the kind."""
-    if forward.params["length"] != backward.params["length"]:
+    if forward.rounds != backward.rounds:
         return None
     (inner,), (outer,) = forward.regions, backward.regions
     product = largest(inner)
@@ -144,7 +134,7 @@ def _numbers(graph: BlockGraph) -> set[int]:
     return {
         op.outputs[0]
         for op in graph.operations
-        if op.kernel == "concatenate"
+        if any(t.joins for t in registry.templates().get(op.kernel, ()))
         and _can_be_made_again(op)
         and kind(graph.values[op.outputs[0]].dtype) == "int"
         and all(graph.values[v].shape[-1:] == (1,) for v in op.inputs)
@@ -179,52 +169,16 @@ def _without_given(
     size = region.values[product.outputs[0]].size
     again = _as_large(graph, size) - _contracted(graph)
     wanted = {v for v in op.inputs if v in again and _of_small(graph, [v], again, size)}
-    made = _making(graph, op, wanted, again)
+    made = making(graph, op, wanted, again)
     return made if made is op or in_blocks(made.regions[0]) else op
-
-
-def _making(graph: BlockGraph, op: Operation, wanted: set[int], again: set[int]) -> Operation:
-    """A loop whose body makes what is `wanted` of what does not change from step to step, and
-    `again` what that is made of; the same operation where it is given none."""
-    (region,), count = op.regions, int(op.params["num_consts"])
-    gone = [k for k in range(count) if op.inputs[k] in wanted]
-    if not gone:
-        return op
-    body = Body(region)
-    own = dict(zip(op.inputs[:count], region.inputs[:count], strict=True))
-    more: dict[int, int] = {}  # value outside, value in the body
-
-    def given(v: int) -> int | None:
-        if v in again or v in graph.constants:
-            return None
-        if v not in own:
-            own[v] = more[v] = body.value(graph.values[v].strong)
-        return own[v]
-
-    made = body.cloned(graph, [op.inputs[k] for k in gone], given)
-    body.replaced = {region.inputs[k]: made[op.inputs[k]] for k in gone}
-    kept = [k for k in range(len(op.inputs)) if k not in gone]
-    consts, others = [k for k in kept if k < count], [k for k in kept if k >= count]
-
-    def joined(of: Sequence[int], new: Iterable[int]) -> tuple[int, ...]:
-        return (*(of[k] for k in consts), *new, *(of[k] for k in others))
-
-    return replace(
-        op,
-        inputs=joined(op.inputs, more),
-        params={**op.params, "num_consts": len(consts) + len(more)},
-        regions=(body.made(joined(region.inputs, more.values())),),
-    )
 
 
 def _contracted(graph: BlockGraph) -> set[int]:
     """The results of operations that sum or multiply many elements into each of theirs: to make
     them in every step is no small work."""
-    found: set[int] = set()
-    for op in graph.operations:
-        if op.regions:
-            continue
-        types = [tuple([graph.values[v] for v in side]) for side in (op.inputs, op.outputs)]
-        if registry.signature_of(op, *types).contracts:
-            found.update(op.outputs)
-    return found
+    return {
+        v
+        for op in graph.operations
+        if not op.regions and registry.signature_in(graph, op).contracts
+        for v in op.outputs
+    }

@@ -14,7 +14,6 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
-from tapestry_egg.tracing import constraints
 
 #: What has this share of the product's elements is large as well: its rows but one, where tokens
 #: predict the next ones, or a half of its columns.
@@ -84,13 +83,12 @@ class Region:
     # How it grows
 
     def _signature(self, k: int) -> OperationSignature | None:
-        op, values = self.graph.operations[k], self.graph.values
+        op = self.graph.operations[k]
         if op.regions or registry.runs_once(op):
             return None
-        if op.kernel == constraints.KERNEL:
+        if registry.meaning(op.kernel) == "layout":
             return None  # A layout that is asked for is that of the whole.
-        types = tuple(values[v] for v in op.inputs), tuple(values[v] for v in op.outputs)
-        return registry.signature_of(op, *types)
+        return registry.signature_in(self.graph, op)
 
     def _from_result(self, k: int, output: int, cut: Cut) -> bool:
         """Take in the operation whose result is cut somewhere."""

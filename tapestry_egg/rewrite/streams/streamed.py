@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import EVEN_PARTS, SHIFTS, devices_of, is_split, parts_of_batch
 from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.attention.loops import (
@@ -22,8 +23,6 @@ from . import blocks, contractions, large_inside, micro_batches
 RULE = "fused-attention"
 #: Kernels are put together, and programs cut over time, only where rules of this ruleset are used.
 RULESET = "fusion"
-#: The kernels that it puts into programs.
-KERNELS = ("flash_attention", "flash_attention_backward")
 
 
 def with_streams(graph: BlockGraph) -> BlockGraph:
@@ -35,7 +34,7 @@ def with_streams(graph: BlockGraph) -> BlockGraph:
 def streams_of(graph: BlockGraph) -> tuple[BlockGraph, int]:
     """`with_streams`; and of how many softmaxes not all was read, as there is a limit: they stay as
     they are written, or read their mask from memory."""
-    if not _somewhere(graph, "exp"):
+    if not any(registry.meaning(op.kernel) == "exponential" for op in graph.walk()):
         return graph, 0
     made, ended = _streamed(graph)
     return made if count_streams(made) > count_streams(graph) else graph, ended
@@ -84,15 +83,6 @@ def _streamed(graph: BlockGraph) -> tuple[BlockGraph, int]:
     return made, ended + mine
 
 
-def _somewhere(graph: BlockGraph, kernel: str) -> bool:
-    return any(
-        op.kernel == kernel or any(_somewhere(r, kernel) for r in op.regions)
-        for op in graph.operations
-    )
-
-
 def count_streams(graph: BlockGraph) -> int:
-    """How many calls of fused attention a program has."""
-    return sum(
-        (op.kernel in KERNELS) + sum(map(count_streams, op.regions)) for op in graph.operations
-    )
+    """How many kernels of a program run in blocks of scores, as fused attention does."""
+    return sum(registry.in_blocks(op.kernel) for op in graph.walk())

@@ -15,9 +15,17 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorType, without_unread
+from tapestry_egg.graph.blockgraph import (
+    SCAN,
+    BlockGraph,
+    Operation,
+    Source,
+    TensorType,
+    without_unread,
+)
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.plain import with_scalars
@@ -165,7 +173,7 @@ class _Loop:
             self.values.append(TensorType((self.steps, *type_.shape), type_.dtype))
             outputs.append(len(self.values) - 1)
         loop = Operation(
-            "scan",
+            SCAN,
             (*consts, *starts, *streams),
             tuple(outputs),
             {
@@ -277,7 +285,7 @@ class _Loop:
             return self._cast(carried.start, type_.dtype)
         self.values.append(TensorType((), type_.dtype))
         zero = len(self.values) - 1
-        self.constants[zero] = np.zeros((), _numpy(type_.dtype))
+        self.constants[zero] = np.zeros((), numpy_dtype(type_.dtype))
         params = {"shape": list(type_.shape), "broadcast_dimensions": [], "sharding": None}
         return self._outer("broadcast_in_dim", (zero,), type_, params)
 
@@ -360,13 +368,3 @@ class _Loop:
         rank, after = len(self.values[made].shape), self._step_dim(cut) + 1
         order = [*range(1, after), 0, *range(after, rank)]
         return self._reshaped(self._turned(made, order), self.given.values[v].shape)
-
-
-def _numpy(dtype: str) -> np.dtype[Any]:
-    """NumPy's dtype, or that of ml_dtypes."""
-    try:
-        return np.dtype(dtype)
-    except TypeError:
-        import ml_dtypes
-
-        return np.dtype(getattr(ml_dtypes, dtype))

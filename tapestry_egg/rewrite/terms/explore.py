@@ -223,11 +223,7 @@ def _is_plain(graph: BlockGraph, op: Operation) -> bool:
     """Whether an operation of one result is what its template says, and nothing else."""
     if op.effectful or op.regions or len(op.outputs) != 1:
         return False
-    if handles_in(op.params):
-        return False
-    types = tuple([graph.values[v] for v in op.inputs])
-    out = (graph.values[op.outputs[0]],)
-    return not registry.signature_of(op, types, out).opaque
+    return not (handles_in(op.params) or registry.signature_in(graph, op).opaque)
 
 
 def _terms(
