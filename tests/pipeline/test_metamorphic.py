@@ -37,9 +37,9 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "largest": ((2,), "top_k of one is sorted"),
     "softmax": ((1,), "of a cut dim a quotient of exponentials stores them, one exponential not"),
     "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
-    "three": ((1, 2), "sums of stacked shifts, and shifts padded around, are no shifts"),
+    "three": ((1, 2), "the gradient of a stack, and shifts padded around, are no shifts"),
     "picked": ((1, 2, 3), "a mask that is summed is no lookup, nor a lookup in both dims"),
-    "cumulated": ((1, 2), "associative scans and reversed sums are not read as sums"),
+    "cumulated": ((1,), "associative scans are not read as sums"),
     "fourier": ((1, 2), "the order in which dims are transformed is kept"),
     "diagonal": ((2, 3), "a mask that is summed is no lookup"),
 }
