@@ -17,7 +17,7 @@ more then); libraries' kernels and products read a copy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -28,9 +28,9 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import FlatProgram, Instance
-from .inlining import Fusion
+from .inlining import Fusion, read_as
 from .schedules import Schedule
-from .units import is_view
+from .units import Unit, is_view
 
 #: Results of fewer bytes have no place before they are made: where arrays are as small, compilers
 #: order what they run as they like, and no peak is promised.
@@ -225,18 +225,97 @@ def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[Fl
 
 
 def _is_turned(signature: OperationSignature, p: int) -> bool:
-    """Whether a product wants operand p in another order than that of its dims as written: it takes
-    what it runs through as a batch, what it sums and what it keeps each in a row, no batch last."""
+    """Whether a product wants operand p in another order than that of its dims as written."""
+    return turned_for_product(signature, p, range(signature.input_types[p].rank)) is not None
+
+
+def turned_for_product(
+    signature: OperationSignature, p: int, written: Sequence[int]
+) -> tuple[int, ...] | None:
+    """The order in which a product has the dims of operand p laid, if it does not take the one in
+    which they lie, `written`, both from major to minor: None where it does.
+
+    It takes what it runs through as a batch, what it sums and what it keeps each in a row, no batch
+    last; else it has the batch first, then for its left operand what it keeps, for its right one
+    what it sums.
+    """
     gemm = signature.gemm
-    if not signature.is_product or signature.by_vector or gemm is None:
-        return False
-    if p not in (gemm.lhs, gemm.rhs):
-        return False
+    if (
+        not signature.is_product
+        or signature.by_vector
+        or gemm is None
+        or p not in (gemm.lhs, gemm.rhs)
+    ):
+        return None
+    kinds: dict[int, str] = {}
     rows = zip(signature.inputs[p].matrix, signature.input_types[p].shape, strict=True)
-    dims = [d for row, n in rows for d, a in enumerate(row) if a and n > 1]
-    kinds = ["batch" if d in gemm.batch else "summed" if d in gemm.k else "kept" for d in dims]
-    runs = [kind for kind, _ in groupby(kinds)]
-    return len(runs) > len(set(runs)) or runs[-1:] == ["batch"]
+    for k, (row, n) in enumerate(rows):
+        for d, a in enumerate(row):
+            if a and n > 1:
+                kinds[k] = "batch" if d in gemm.batch else "summed" if d in gemm.k else "kept"
+    lying = [k for k in written if k in kinds]
+    runs = [kind for kind, _ in groupby(kinds[k] for k in lying)]
+    if len(runs) == len(set(runs)) and runs[-1:] != ["batch"]:
+        return None
+    wanted = ["batch", "kept", "summed"] if p == gemm.lhs else ["batch", "summed", "kept"]
+    return tuple(k for kind in wanted for k in sorted(kinds) if kinds[k] == kind)
+
+
+def turned_operands(
+    schedule: Schedule, inside: Sequence[bool]
+) -> frozenset[tuple[InstanceId, int]]:
+    """The reads, by instance and operand, for which XLA for GPUs gives products a copy in another
+    order, as libraries take matrices: attention's queries, written token by token and head by head,
+    are read head by head.
+
+    What the product would else compute of them, the units `inside` it, is computed for the copy.
+    What is stored of what goes element by element is written so as it is made, and a loop turns
+    what it carries before its rounds. Products that want one order share the copy, which the first
+    of them pays.
+    """
+    instances = schedule.program.instances
+    found, copies = set(), set[tuple[FlatId, tuple[int, ...]]]()
+    for unit in schedule.units:
+        root = instances[unit.root]
+        if root.port or not root.signature.is_product:
+            continue
+        for i, p, v in unit.reads:
+            maker = schedule.producer[v]
+            made_by = instances[schedule.units[maker].root]
+            straight = made_by.port or made_by.signature.fusion
+            if not inside[maker] and straight not in ("kernel", "reduce", "input", "state"):
+                continue
+            place, order = _as_operand(schedule, unit, i, p)
+            wanted = turned_for_product(root.signature, place, order) if order else None
+            copy = v, tuple(order.index(k) for k in wanted or ())
+            if wanted is not None and copy not in copies:
+                copies.add(copy)
+                found.add((i, p))
+    return frozenset(found)
+
+
+def _as_operand(schedule: Schedule, unit: Unit, i: InstanceId, p: int) -> tuple[int, list[int]]:
+    """As which operand the last operation of a unit reads what instance i of it reads as its
+    operand p, and the dims of that operand as they lie in memory, from major to minor; none where
+    something else is between than transposes, and reshapes of what lies straight."""
+    instances = schedule.program.instances
+    order = list(range(instances[i].signature.input_types[p].rank))
+    while i != unit.root:
+        (v,) = instances[i].outputs
+        signature = instances[i].signature
+        if order == sorted(order) and read_as(signature, p) == (False, True):
+            order = list(range(signature.output_types[0].rank))
+        elif signature.permutation is not None:
+            order = [signature.permutation.index(k) for k in order]
+        else:
+            return p, []
+        reading = [
+            (r, q) for r in unit.members for q, w in enumerate(instances[r].inputs) if w == v
+        ]
+        if len(reading) != 1:
+            return p, []
+        ((i, p),) = reading
+    return p, order
 
 
 def window_dims(program: FlatProgram, tiles: Tiles | None) -> Mapping[FlatId, frozenset[int]]:

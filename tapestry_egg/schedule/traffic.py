@@ -31,7 +31,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import Instance
 from .inlining import fusion, is_a_compiler_s_product, moves_last, read_as
-from .lying import renewed
+from .lying import renewed, turned_operands
 from .schedules import Schedule
 from .siblings import Reader, Shared, adds_exponentials, ends_in_sums, may_merge, siblings
 from .units import Unit, is_view
@@ -98,6 +98,7 @@ class Traffic:
         self._sums_in: dict[int, int] = {}  # kernels that make a sum beside what they make
         self._beside = self._sums_beside()
         self._shared = self._merged(target.fusing) if self._fuses and target.fusing else {}
+        self._turned = turned_operands(schedule, self._inside) if self._slices else frozenset()
 
     def of(self, unit: Unit) -> UnitTraffic:
         """The traffic of a unit; of a part of one, that of a kernel of its own."""
@@ -175,7 +176,7 @@ class Traffic:
                 seen = set()
             share = self._share(v, sources - seen)
             share = views[i].share(share) if i in views else share
-            reads.append(passes * share)
+            reads.append(passes * share + 2.0 * ((i, p) in self._turned))
             if not part:
                 seen |= sources
         return tuple(reads)

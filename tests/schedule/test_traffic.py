@@ -129,7 +129,14 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
         (X,),
         4,
     ),
-    # Scores are many times as large as keys.
+    # Products of the heads of tokens are given copies that lie head by head; scores are eight times
+    # as large as keys.
+    "scores": (lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k), (HEADS, HEADS), 6 + 8),
+    "scores of heads that were turned": (
+        lambda q, k: q.transpose(0, 2, 1, 3) @ k.transpose(0, 2, 3, 1),
+        (HEADS, HEADS),
+        6 + 8,
+    ),
     "scores of one sequence": (
         lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", q, k),
         (SEQUENCE, SEQUENCE),
@@ -139,6 +146,11 @@ FUSED: dict[str, tuple[Program, tuple[Any, ...], float]] = {
         lambda q, k: jnp.einsum("qbhd,kbhd->bhqk", q, k),
         (HEADS, HEADS),
         2 + 1 / 2,
+    ),
+    "scores of queries that are computed": (
+        lambda q, k: jnp.einsum("bqhd,bkhd->bhqk", jnp.tanh(q), k),
+        (HEADS, HEADS),
+        6 + 8,
     ),
     # A library's kernels read and write what is before and behind them.
     "sorted": (lambda x: jnp.sort(jnp.tanh(x), 0) * 2, (X,), 6),
