@@ -86,7 +86,14 @@ def test_nothing_is_lost_and_bounds_rise(searched: tuple[Path, Front]) -> None:
 def test_a_search_of_no_work_keeps_what_was_found(searched: tuple[Path, Front]) -> None:
     file, first = searched
     assert len(first.plans) > len(planned(None, 0.01).plans)
-    assert set(costs(first)) <= set(costs(planned(file, 0.01)))
+    again = planned(file, 0.01).plans
+    for p in first.plans:
+        assert any(
+            q.costs.seconds <= p.costs.seconds
+            and q.costs.peak_bytes <= p.costs.peak_bytes
+            and q.costs.joules <= p.costs.joules
+            for q in again
+        ), p
 
 
 @pytest.mark.slow

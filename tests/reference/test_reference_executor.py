@@ -159,11 +159,11 @@ def test_the_starting_value_of_a_reduction_counts_once(kind: str) -> None:
     x, at = np.full(4, 7, np.int32), np.array([[1], [1], [3]], np.int32)
     numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
     scatter = getattr(lax, f"scatter_{kind}")
-    graph, inputs = traced(lambda x, u: scatter(x, at, u, numbers), x, np.int32([2, 3, 5]))
+    graph, inputs = traced(lambda x, at, u: scatter(x, at, u, numbers), x, at, np.int32([2, 3, 5]))
     reduced = [d.role for d in signature_at(graph, (0,)).index].index("reduce")
     cover = ZRange.from_shape(signature_at(graph, (0,)).extents).split(reduced, 1)
     assert len(cover) == 3
-    same(execute(graph, inputs, {(0,): cover}), scatter(x, at, inputs[1], numbers))
+    same(execute(graph, inputs, {(0,): cover}), scatter(x, *inputs[1:], numbers))
 
 
 def test_windows_overlap_between_shards() -> None:
