@@ -27,6 +27,7 @@ RULES = [r for book in load_books(DEFAULT_BOOKS) for r in book.rules]
 
 #: Piece -> spellings that are known to differ from the first one, and why.
 KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
+    "logsumexp": ((1,), "written by hand it is a maximum and a sum, of a cut dim sent one by one"),
     "outer": ((2,), "the gradient of a product with a vector is a product with a vector"),
     "scaled": ((5,), "the gradient of a product with a vector is a product with a vector"),
     "choice": (
