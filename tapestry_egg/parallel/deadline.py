@@ -85,18 +85,28 @@ def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator
         seconds = max(1e-3, deadline - time.perf_counter())
         return seconds if over is None else min(seconds, _ASKED)
 
+    rung = False
+
     def ring(number: int, frame: FrameType | None) -> None:
+        nonlocal rung
         if _depth or _collecting(frame):
             signal.setitimer(signal.ITIMER_REAL, _LATER)
         elif over is not None and time.perf_counter() < deadline and not over():
             signal.setitimer(signal.ITIMER_REAL, left())
         else:
+            rung = True
             raise TimeUp
 
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, left())
     try:
         yield
+    except Exception as error:
+        # A library's C code that calls Python raises an error of its own in the end's place: NumPy
+        # says of arrays of records that it cannot compare them.
+        if rung:
+            raise TimeUp from error
+        raise
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

@@ -406,3 +406,17 @@ def test_an_end_is_not_lost_in_a_callback_of_the_garbage_collector() -> None:
             time.sleep(2.0)
     finally:
         gc.callbacks.remove(callback)
+
+
+def test_an_end_is_not_lost_where_a_library_raises_its_own_error_for_it() -> None:
+    """NumPy compares records by a function in Python, and what that raises becomes a TypeError."""
+    records = np.zeros(4, dtype=[("a", "i8"), ("b", "i8")])
+    for _ in range(20):
+        with pytest.raises(TimeUp), ends_at(time.perf_counter() + 0.01):
+            while True:
+                assert (records[1:] == records[:-1]).all()
+
+
+def test_an_error_before_the_end_is_raised_as_it_is() -> None:
+    with pytest.raises(ZeroDivisionError), ends_at(time.perf_counter() + 10.0):
+        _ = 1 // 0
