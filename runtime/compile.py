@@ -5,36 +5,306 @@ from __future__ import annotations
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import PlanError, TargetError
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.graph.blockgraph import given_up
-from tapestry_egg.graph.layout import Layout
+from tapestry_egg.graph.blockgraph import TensorType, given_up
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.compiler_options import GPUS, passed_options
 from tapestry_egg.plans.passed import AUDITED
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.ledger.check import check, check_boundary
-from tapestry_egg.runtime.lower.host_calls import calls
+from tapestry_egg.runtime.lower.host_calls import Caller, calls
 from tapestry_egg.tracing.arguments import check_devices, check_plan
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
 from tapestry_egg.tracing.settings import plain_settings
 
-from .arguments import Moves, checked, donated_arguments, placed_as, taken_as_it_is, unique
-from .dispatch import Answer, Callee, dispatcher
 from .emitted import audit, compute_constants, mapped, platform_of
-from .meshes import boundary_mesh, caller_of, jax_mesh
 
 if TYPE_CHECKING:
     import jax
     from jax.sharding import Mesh, NamedSharding
 
     from tapestry_egg.tracing.trace import Program
+
+
+# Dispatch: calls like one that was seen before go to its executable without Python, as JAX's own.
+#
+# What `jax.jit` has before its Python code is taken here for plans: JAX looks a call up by
+# structure, types, layouts and static arguments, under all settings that a trace depends on. What
+# it has not seen, and what no executable takes as it is, is asked for in Python.
+
+
+#: The result of a call, what JAX needs to make calls like it (None: they come to Python, too), and
+#: whether the next one is to be asked about again.
+Answer = tuple[Any, Any, bool]
+
+
+def dispatcher(
+    name: str,
+    ask: Callable[..., Answer],
+    disabled: Callable[..., Any],
+    static_argnums: Iterable[int] = (),
+    static_argnames: Iterable[str] = (),
+) -> Callable[..., Any]:
+    """A function that calls what `ask` answered to the first call of a kind.
+
+    Static arguments are told apart by type and value, and are no arguments of what is called.
+    `disabled` is called instead where `jit` is disabled.
+    """
+    make = _maker()
+    if make is None:
+        return lambda *args, **kwargs: ask(*args, **kwargs)[0]
+    function: Callable[..., Any]
+    function = make(name, disabled, ask, list(static_argnums), list(static_argnames))
+    return function
+
+
+class Callee:
+    """An executable as `dispatcher` calls it."""
+
+    def __init__(self, executable: jax.stages.Compiled) -> None:
+        self._executable = executable
+        self._answers: Any = None
+        if _maker() is not None:
+            inside: Any = executable
+            # None where every call has something to do in Python: callbacks, tokens.
+            made = inside._executable.create_cpp_call(inside._params)
+            self._answers = getattr(made, "_cache_miss", None)
+
+    def ask(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+        """Run it, once, on arguments that it takes as they are.
+
+        Raises FloatingPointError where JAX looks for NaNs or infinities (`jax_debug_nans`) and
+        finds one in the results.
+        """
+        try:
+            if self._answers is None:
+                return self._executable(*args, **kwargs), None, False
+            answer: Answer = self._answers(*args, **kwargs)
+            return answer
+        except Exception as e:
+            if type(e).__name__ != "InternalFloatingPointError":
+                raise
+            name, found = e.args  # which JAX's own functions translate, too
+            raise FloatingPointError(f"invalid value ({found}) in a result of {name}") from None
+
+
+def count_miss() -> None:
+    """Count a call that came to Python where JAX counts those of its own functions."""
+    _counter()("jit_cpp_cache_miss")
+
+
+@cache
+def _counter() -> Callable[[str], object]:
+    import jax
+
+    inside: Any = jax._src.util  # type: ignore[attr-defined]
+    counter: Callable[[str], object] = getattr(inside, "test_event", lambda name: None)
+    return counter
+
+
+@cache
+def _maker() -> Callable[..., Any] | None:
+    """JAX's constructor of such functions; None where this version of JAX has none like it."""
+    import jax
+
+    try:
+        inside: Any = jax._src  # type: ignore[attr-defined]
+        pxla, pjit = inside.interpreters.pxla, inside.lib._jax.pjit
+        keys, registry = pxla.JitGlobalCppCacheKeys, inside.tree_util.dispatch_registry
+        place = pxla.cc_shard_arg
+
+        def make(name: str, disabled: Any, ask: Any, numbers: list[int], names: list[str]) -> Any:
+            made = pjit(name, disabled, ask, numbers, names, keys(), registry, place)
+            made._fun = disabled  # what JAX calls to say where a NaN that it found comes from
+            return made
+
+        probe = make("probe", lambda: 1, lambda: (2, None, False), [], [])
+        return make if probe() == 2 and hasattr(probe, "_cache_miss") else None
+    except (AttributeError, TypeError):
+        return None
+
+
+# The arguments of a compiled plan: of its types, in its layouts, given up where donated.
+
+
+def checked(x: Any, type_: TensorType, name: str) -> Any:
+    """An argument of the type that the plan was made for.
+
+    Raises PlanError for another shape or dtype.
+    """
+    import jax
+    import numpy as np
+
+    from tapestry_egg.graph.arrays import decode_dtype, dtype_name
+
+    if not hasattr(x, "dtype"):
+        x = np.asarray(x, None if isinstance(x, list) else decode_dtype(type_.dtype))
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype, allow_extended_dtype=True)
+    given = TensorType(tuple(x.shape), dtype_name(dtype))
+    if (given.shape, given.dtype) != (type_.shape, type_.dtype):
+        raise PlanError(
+            f"is {given}, the plan was made for {type_}",
+            where=name,
+            hint="Trace and optimize again for other shapes.",
+        )
+    return x
+
+
+def unique(arrays: Sequence[Any], given_up: Sequence[bool], names: Sequence[str]) -> None:
+    """Raises PlanError, with nothing moved yet, where an array that is given up to a call is
+    another argument of it, too. Arrays of NumPy's are copied, and may be."""
+    import jax
+
+    first: dict[int, int] = {}
+    for k, x in enumerate(arrays if any(given_up) else ()):
+        j = first.setdefault(id(x), k) if isinstance(x, jax.Array) else k
+        if j < k and (given_up[j] or given_up[k]):
+            raise PlanError(
+                f"is donated and the same array as {names[k if given_up[j] else j]}: the same "
+                "buffer is not donated twice, nor read beside",
+                where=names[j if given_up[j] else k],
+                hint="Donate an array once, and give a copy (x.copy()) in the other place.",
+            )
+
+
+@dataclass(slots=True)
+class Moves:
+    """Arguments that lie on a mesh and are moved: one that is moved a second time is told of, once
+    for all. Once is no matter: a checkpoint is restored as it was saved."""
+
+    told: bool = False
+    _before: set[int] = field(default_factory=set)
+
+    def count(self, given: Sequence[Any], placed: Sequence[Any], names: Sequence[str]) -> None:
+        """Warns of arrays that are moved again."""
+        if self.told:
+            return
+        now = {k for k, (x, y) in enumerate(zip(given, placed, strict=True)) if _moved(x, y)}
+        again = sorted(now & self._before)
+        self._before |= now
+        if again:
+            self.told = True
+            more = f" and {len(again) - 3} more" if len(again) > 3 else ""
+            warnings.warn(
+                f"{', '.join(names[k] for k in again[:3])}{more} lie on a mesh in other layouts "
+                f"than the plan's and are moved at every call. Put them where the plan has them "
+                f"(input_shardings of compiled(...)); or call clear_cache(), and the next call "
+                f"plans for where they lie, unless in_shardings or pins say otherwise.",
+                stacklevel=6,
+            )
+
+
+def _moved(given: Any, placed: Any) -> bool:
+    """Whether an array that the user put on several devices has been copied to others."""
+    import jax
+
+    if given is placed or not isinstance(given, jax.Array) or not given.committed:
+        return False
+    lies = given.sharding
+    return len(lies.device_set) > 1 and not lies.is_equivalent_to(placed.sharding, given.ndim)
+
+
+def taken_as_it_is(x: Any, sharding: jax.sharding.Sharding) -> bool:
+    """Whether JAX puts an argument in place itself: numbers and arrays of NumPy's, and arrays that
+    lie so already or that nobody has put anywhere."""
+    import jax
+    import numpy as np
+
+    if isinstance(x, jax.Array):
+        return not x.committed or x.sharding.is_equivalent_to(sharding, x.ndim)
+    return type(x) in (bool, int, float, complex) or isinstance(x, np.ndarray | np.generic)
+
+
+def placed_as(x: Any, sharding: jax.sharding.Sharding, donated: bool) -> Any:
+    """The same array if it lies so, else a copy that does; a donated one is given up for it."""
+    import jax
+    import numpy as np
+
+    if isinstance(x, jax.Array):
+        lies = x.sharding
+        # On axes of type Explicit an array has its layout in its type.
+        typed = bool(getattr(getattr(lies, "mesh", None), "explicit_axes", ()))
+        if lies == sharding or (not typed and lies.is_equivalent_to(sharding, x.ndim)):
+            return x
+        if sharding.is_fully_addressable and _cut_on_host(x, sharding):
+            placed = jax.device_put(np.asarray(x), sharding)
+        elif sharding.is_fully_addressable or not x.is_fully_addressable:
+            placed = jax.device_put(x, sharding, donate=donated)
+            same = lies.is_equivalent_to(sharding, x.ndim)
+            if same or lies.device_set != sharding.device_set:
+                return placed  # some of their blocks are the very same
+        else:
+            placed = spread(x, sharding)
+        if donated and not x.is_deleted():
+            x.delete()
+        return placed
+    return jax.device_put(x, sharding) if sharding.is_fully_addressable else spread(x, sharding)
+
+
+def spread(x: Any, sharding: Any) -> jax.Array:
+    """What every process holds for itself, the same on each, as one array over all of them.
+
+    Every process gives its own blocks, and nothing is sent.
+    """
+    import jax
+    import numpy as np
+
+    if isinstance(x, jax.Array) and jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key):
+        words = spread(jax.random.key_data(x), sharding)  # the last dim is not cut
+        return jax.random.wrap_key_data(words, impl=jax.random.key_impl(x))
+    host = np.asarray(x)
+    host = host.astype(jax.dtypes.canonicalize_dtype(host.dtype), copy=False)
+    return jax.make_array_from_callback(host.shape, sharding, lambda at: host[at])
+
+
+def _cut_on_host(x: jax.Array, sharding: jax.sharding.Sharding) -> bool:
+    """Whether an array is better cut by NumPy: one that lies whole on a CPU device.
+
+    JAX would compile a program that slices it for every shape, which takes longer than many a
+    program that it is for.
+    """
+    import jax
+
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended) or sharding.is_fully_replicated:
+        return False
+    devices = x.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+
+def donated_arguments(
+    tree: Any, donated: Sequence[bool]
+) -> tuple[tuple[int, ...], tuple[str, ...]]:
+    """The numbers and names of the donated arguments, from the structure of (args, kwargs).
+
+    Raises PlanError for an argument that is donated in part: JAX has no way to say it.
+    """
+    positional, named = tree.children()
+    keys = named.node_data()[1] if named.node_data() else ()
+    rest = list(donated)
+    found: list[int | str] = []
+    for at, child in [*enumerate(positional.children()), *zip(keys, named.children(), strict=True)]:
+        flags, rest = rest[: child.num_leaves], rest[child.num_leaves :]
+        if any(flags) and not all(flags):
+            raise PlanError(
+                f"{sum(flags)} of the {len(flags)} arrays in it are donated",
+                where=f"argument {at!r}",
+                hint="Donate the whole argument or none of it.",
+            )
+        if any(flags):
+            found.append(at)
+    return tuple(i for i in found if isinstance(i, int)), tuple(
+        k for k in found if isinstance(k, str)
+    )
 
 
 def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> CompiledPlan:
@@ -458,3 +728,65 @@ def _axes(spec: Any) -> list[str]:
     """The axes that a `PartitionSpec` without partial sums names."""
     entries = (e if isinstance(e, tuple) else (e,) for e in spec)
     return [a for names in entries for a in names if isinstance(a, str)]
+
+
+# JAX's meshes for plans: which device has which place, and who acts for all of them.
+
+
+def jax_mesh(
+    shape: MeshShape, mesh: Mesh | Sequence[jax.Device] | None = None, target: str = ""
+) -> Mesh:
+    """A JAX mesh of the plan's shape over the first devices of `mesh`, row-major in its order.
+
+    Devices that no JAX mesh has in an order come in that of the network of `target` (`v5e:4x4`); a
+    plan on a part of it has the first of those.
+    Raises TargetError where there are too few.
+    """
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh as JaxMesh
+
+    if mesh is None:
+        devices = list(jax.devices())
+    else:
+        devices = list(np.asarray(getattr(mesh, "devices", mesh), dtype=object).flat)
+    if len(devices) < shape.devices:
+        raise TargetError(
+            f"the plan needs {shape.devices} devices ({shape}), there are {len(devices)}",
+            hint="To run on virtual CPU devices, set JAX_PLATFORMS=cpu and "
+            f"XLA_FLAGS=--xla_force_host_platform_device_count={shape.devices} before JAX starts.",
+        )
+    if not isinstance(mesh, JaxMesh):
+        counts = target.rpartition(":")[2].partition("@")[0].split("x")
+        known = tuple(int(n) for n in counts) if all(n.isdigit() for n in counts) else ()
+        # A plan on a part of the machine takes the first of all its devices.
+        whole = prod(known) if known else 0
+        if not shape.devices <= whole <= len(devices):
+            whole, known = shape.devices, (shape.devices,)
+        devices = in_network_order(devices[:whole], known)
+    devices = devices[: shape.devices]
+    grid = np.empty(len(devices), dtype=object)
+    grid[:] = devices
+    return jax.sharding.Mesh(grid.reshape(shape.sizes), shape.names)
+
+
+def boundary_mesh(plan: Plan, mesh: Any) -> Mesh | None:
+    """The JAX mesh itself where its axes express every layout at the plan's boundary."""
+    from jax.sharding import Mesh
+
+    if not isinstance(mesh, Mesh) or not all(isinstance(n, str) for n in mesh.axis_names):
+        return None
+    contract = contract_of(mesh)
+    layouts = (*plan.in_shardings, *plan.out_shardings)
+    if contract.blocks(plan.mesh) is None:
+        return None
+    if any(contract.express(layout, plan.mesh) is None for layout in layouts):
+        return None
+    return mesh
+
+
+def caller_of(mesh: Mesh) -> Caller:
+    """Who runs what has effects: the first device of process 0; the first of each reports."""
+    owners = [d.process_index for d in mesh.devices.flat]
+    first = {owner: owners.index(owner) for owner in sorted(set(owners))}
+    return Caller(first[min(owners)], tuple(first.values()))

@@ -19,7 +19,7 @@ DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.show.text"),  # Plan.explain
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.costs_by
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.certificate"),  # Plan.lanes
-    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.peak_parts"),  # Plan.peak
+    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.peak
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.utilization"),  # Plan.utilization
     ("tapestry_egg.plans.plan", "tapestry_egg.why.tensor"),  # Plan.tensor
     ("tapestry_egg.plans.plan", "tapestry_egg.why.collective"),  # Plan.collective

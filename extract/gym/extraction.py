@@ -141,12 +141,14 @@ def _no_network(problem: ChoiceProblem) -> str:
     return "" if problem.network else "choices need others"
 
 
-_EGRAPHS = "egraph.methods"
+_EGRAPHS = "egraph.node_front"
 
 #: In the order in which the automatic choice asks.
 METHODS = (
     Method("and-or", "DAG cost", _EGRAPHS, "automatic", _not_sums),
-    Method("network", "costs of pairs under limits, where small", "solver", "run", _no_network),
+    Method(
+        "network", "costs of pairs under limits, where small", "memory_front", "run", _no_network
+    ),
     Method("elimination", "DAG cost at a small treewidth", _EGRAPHS, "elimination", _not_sums),
     Method("milp", "DAG cost", _EGRAPHS, "milp", _not_sums),
     Method("greedy-dag", "nothing; fast", _EGRAPHS, "greedy", _not_sums),

@@ -1,9 +1,9 @@
 """Peaks: what a plan holds whose collectives are merged, in the order in which its units then run.
 
 What takes a merged copy waits for all that it is made with, and what it reads stays alive until
-then (`schedule/eager.py`). Arrays are those of the certificate (`extract/certify/buffers.py`). Most
-of them keep their place between the same units: where those that say how long a value is there come
-one after another as before, so does it. The others are worked out anew.
+then (`schedule/schedules.py`). Arrays are those of the certificate (`extract/certify/buffers.py`).
+Most of them keep their place between the same units: where those that say how long a value is there
+come one after another as before, so does it. The others are worked out anew.
 """
 
 from __future__ import annotations

@@ -13,8 +13,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.instantiate import ALIGNED
 from tapestry_egg.metakernels.language.expressions import Expression, PassageText
 from tapestry_egg.metakernels.language.faults import Fault
-from tapestry_egg.metakernels.language.parsed import KEPT
-from tapestry_egg.metakernels.language.parsing import parsed
+from tapestry_egg.metakernels.language.parsing import KEPT, parsed
 from tapestry_egg.metakernels.language.patterns import Pattern
 
 from .book import book_names, load_book

@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from tapestry_egg.errors import RuleError, TapestryError, TemplateError
-from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.arrays import is_dtype, kind
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.terms.requests import Applied, Catalogue
 from tapestry_egg.rules.language.book import Rule
 from tapestry_egg.rules.language.rewrites import defaults
+from tapestry_egg.yaml_nodes import plain_yaml
 
-from .admitted import jax_takes
 from .choice import Unlike
+from .contractions import agrees, convolves
 from .draws import DTYPES, LONGEST, MOST_ELEMENTS, Draw
-from .example import example_graph
 from .laws import Node, Side
 from .proposals import BY_ARITY, propose, slice_beside
 from .samples import chosen
@@ -453,3 +454,188 @@ def _matches(
         known = {n: float(graph.constants.get(values[n], np.nan)) for n in side.constants}
         if known == side.constants:
             yield inputs, applied, types
+
+
+# The examples of rules: small programs as text, one operation a line.
+#
+#     x: float32[8, 512]
+#     w: float32[512, 16]
+#     a = dot_general(x, w) {dimension_numbers: [[[1], [0]], [[], []]], precision: null}
+#     b = a(w, x)
+#
+# A line with `:` is an input, and one with `:` and `=` a scalar constant (`z: float32 = 0`).
+# `{...}` holds the parameters in the plain form of `tracing/codec.py`; the name of an earlier
+# operation in place of a kernel's takes kernel and parameters from there. Lines that are indented
+# continue the one before. Values that nothing reads are the outputs.
+
+
+_INPUT = re.compile(r"(\w+)\s*:\s*(\w+)\[([\d,\s]*)\]\s*$")
+_CONSTANT = re.compile(r"(\w+)\s*:\s*(\w+)\s*=\s*(\S+)\s*$")
+_OPERATION = re.compile(r"(\w+)\s*=\s*([\w-]+)\(([\w,\s]*)\)\s*(\{.*\})?\s*$", re.DOTALL)
+
+
+def example_graph(text: str, where: str = "example") -> BlockGraph:
+    """The program that an example's text describes.
+
+    Raises RuleError that quotes the line at fault.
+    """
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line[:1].isspace() and lines:
+            lines[-1] += "\n" + line
+        elif line.strip():
+            lines.append(line)
+    values: list[TensorType] = []
+    numbers: dict[str, int] = {}
+    operations: dict[str, Operation] = {}
+    inputs: list[int] = []
+    constants: dict[int, np.ndarray[Any, Any]] = {}
+
+    def add(name: str, tensor: TensorType, line: str) -> int:
+        if not is_dtype(tensor.dtype):
+            raise RuleError(f"{tensor.dtype!r} is not a dtype: {line}", where=where)
+        if name in numbers:
+            raise RuleError(f"{name!r} is defined twice in the example: {line}", where=where)
+        numbers[name] = len(values)
+        values.append(tensor)
+        return numbers[name]
+
+    for line in lines:
+        if found := _INPUT.match(line):
+            shape = tuple(int(n) for n in found[3].split(",") if n.strip())
+            inputs.append(add(found[1], TensorType(shape, found[2]), line))
+        elif found := _CONSTANT.match(line):
+            number = add(found[1], TensorType((), found[2]), line)
+            constants[number] = _scalar(found[2], found[3], f"{where}: {line}")
+        elif found := _OPERATION.match(line):
+            reads = [n.strip() for n in found[3].split(",") if n.strip()]
+            missing = [n for n in reads if n not in numbers]
+            if missing:
+                raise RuleError(f"{missing[0]!r} is not defined before: {line}", where=where)
+            operands = tuple(numbers[n] for n in reads)
+            model = operations.get(found[2])
+            kernel = model.kernel if model else found[2]
+            params = dict(model.params) if model else {}
+            if found[4]:
+                params.update(plain_yaml(found[4], RuleError, f"{where}: {line.splitlines()[0]}"))
+            signature = registry.signature(kernel, params, [values[v] for v in operands])
+            out = add(found[1], signature.output_types[0], line)
+            operations[found[1]] = Operation(kernel, operands, (out,), params)
+        else:
+            raise RuleError(f"neither an input nor an operation: {line}", where=where)
+    read = {v for op in operations.values() for v in op.inputs}
+    names = {v: name for name, v in numbers.items()}
+    given = {*inputs, *constants}
+    outputs = tuple(v for v in range(len(values)) if v not in read and v not in given)
+    graph = BlockGraph(
+        name="example",
+        values=tuple(values),
+        operations=tuple(operations.values()),
+        inputs=tuple(inputs),
+        outputs=outputs,
+        input_names=tuple(names[v] for v in inputs),
+        output_names=tuple(names[v] for v in outputs),
+        constants=constants,
+    )
+    verify_graph(graph)
+    return graph
+
+
+def _scalar(dtype: str, text: str, where: str) -> np.ndarray[Any, Any]:
+    """A constant. Raises RuleError where the text is no number that the dtype has."""
+    try:
+        value = np.asarray(float(text))
+        with np.errstate(all="ignore"):
+            return value.astype(numpy_dtype(dtype))
+    except (ValueError, TypeError) as e:
+        raise RuleError(f"{text!r:.40} is no {dtype}: {e}", where=where) from None
+
+
+# Admitted: whether JAX has an operation, as far as templates take it for granted.
+#
+# Templates are written for operations of programs that were traced. Those that are made up, or
+# whose parameters a rule fixes, need not be such: a slice beyond the end of a tensor is none.
+
+
+def jax_takes(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]) -> bool:
+    """Whether JAX has such an operation, as far as templates take it for granted."""
+    if kernel == "dot_general":
+        return agrees(params, *inputs)
+    if kernel == "conv_general_dilated":
+        return convolves(params, *inputs)
+    if kernel == "dynamic_update_slice" and not _holds_update(*inputs[:2]):
+        return False
+    if kernel in _MOVES and not _MOVES[kernel](params, inputs[0].shape):
+        return False
+    axes = _axes(kernel, params)
+    if not _distinct(axes, inputs[0].rank if inputs else 0):
+        return False
+    if kernel in ("argmax", "argmin") and any(not inputs[0].shape[d] for d in axes):
+        return False  # of nothing there is no greatest one
+    return registry.takes(kernel, params, inputs)
+
+
+def _axes(kernel: str, params: Mapping[str, Any]) -> Sequence[int]:
+    """The dims of its operand that an operation names."""
+    if kernel in ("rev", "squeeze"):
+        return tuple(params["dimensions"])
+    if kernel in ("concatenate", "sort"):
+        return (params["dimension"],)
+    if kernel.startswith("cum"):
+        return (params["axis"],)
+    if kernel.startswith(("reduce_", "arg")) or kernel in ("softmax", "logsumexp"):
+        return tuple(params.get("axes", ()))
+    return ()
+
+
+def _distinct(dims: Sequence[int], rank: int) -> bool:
+    """Whether some numbers are dims of a tensor of this rank, each once."""
+    return len(set(dims)) == len(dims) and all(0 <= d < rank for d in dims)
+
+
+def _cuts(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether a slice lies inside of a tensor, along every dim."""
+    begin, end = params["start_indices"], params["limit_indices"]
+    steps = params.get("strides") or [1] * len(shape)
+    if not len(begin) == len(end) == len(steps) == len(shape):
+        return False
+    inside = all(0 <= a <= b <= n for a, b, n in zip(begin, end, shape, strict=True))
+    return inside and min(steps, default=1) > 0
+
+
+def _turns(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether every dim has one new place."""
+    return sorted(params["permutation"]) == list(range(len(shape)))
+
+
+def _reshapes(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether a reshape holds as many elements as its operand."""
+    return prod(params["new_sizes"]) == prod(shape)
+
+
+def _squeezes(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether what is dropped are dims of one element."""
+    return all(0 <= d < len(shape) and shape[d] == 1 for d in params["dimensions"])
+
+
+def _holds_update(x: TensorType, update: TensorType) -> bool:
+    """Whether a tensor is as large as what is written into it, which templates take for granted."""
+    pairs = zip(x.shape, update.shape, strict=False)
+    return x.rank == update.rank and x.dtype == update.dtype and all(n >= k for n, k in pairs)
+
+
+def _stretches(params: Mapping[str, Any], shape: Sequence[int]) -> bool:
+    """Whether every extent is stretched to itself, or from 1, as JAX asks."""
+    to, at = params["shape"], params["broadcast_dimensions"]
+    if len(at) != len(shape) or any(not 0 <= d < len(to) for d in at):
+        return False
+    return all(n in (1, to[d]) for n, d in zip(shape, at, strict=True))
+
+
+_MOVES: Mapping[str, Callable[[Mapping[str, Any], Sequence[int]], bool]] = {
+    "broadcast_in_dim": _stretches,
+    "slice": _cuts,
+    "transpose": _turns,
+    "reshape": _reshapes,
+    "squeeze": _squeezes,
+}

@@ -11,7 +11,7 @@ from tapestry_egg.schedule.schedules import schedule
 
 def read_apart(graph: BlockGraph, fusing: FusionCosts | None) -> frozenset[tuple[int, int]]:
     """Operands of operations that kernels store, and whose readers are not to make them: sums along
-    columns, which would read too much at once (`schedule/kernel_estimates.py`), and what such sums
+    columns, which would read too much at once (`schedule/inlining.py`), and what such sums
     alone compute of an operand."""
     if fusing is None:
         return frozenset()

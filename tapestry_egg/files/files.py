@@ -63,7 +63,7 @@ from .plan_documents import (
 from .receipts import is_certified, keep
 
 if TYPE_CHECKING:
-    from tapestry_egg.loom.tags import Covers
+    from tapestry_egg.loom.read import Covers
 
 #: Versions by kind. Plans and fronts of version 1 held no program that they could be held against.
 VERSIONS = {"graph": 1, "plan": 3, "front": 3}

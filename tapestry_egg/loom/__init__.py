@@ -8,11 +8,11 @@ show g.json --loom`.
 
 from __future__ import annotations
 
+from .constraints import LoomError as LoomError
+from .constraints import ValidationIssue as ValidationIssue
 from .dialects import APPLICATIONS as APPLICATIONS
 from .dialects import EXPRESSIONS as EXPRESSIONS
 from .dialects import Dialect as Dialect
-from .issues import LoomError as LoomError
-from .issues import ValidationIssue as ValidationIssue
 from .nodes import LoomGraph as LoomGraph
 from .nodes import Node as Node
 from .nodes import loom_from_json as loom_from_json

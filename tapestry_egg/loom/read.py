@@ -5,7 +5,7 @@ The dims that Loom's index space leaves out (`write.py`) come back from the kern
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,6 +16,9 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorT
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.tracing.graph_documents import (
+    Blob,
+    GraphRecord,
+    SourceRecord,
     constant_of,
     convert,
     graph_from_record,
@@ -27,6 +30,7 @@ from tapestry_egg.tracing.plain import check_params
 from tapestry_egg.tracing.trace import Program
 from tapestry_egg.zspace import ZRange
 
+from .dialects import APPLICATIONS, EXPRESSIONS
 from .nodes import (
     APPLICATION,
     IPF_INDEX,
@@ -35,21 +39,10 @@ from .nodes import (
     TENSOR,
     LoomGraph,
     Node,
+    NoteBody,
     RangeRecord,
     SelectionRecord,
     body_of,
-)
-from .tags import (
-    ORIGIN,
-    PROGRAM,
-    PROGRAMS,
-    REGIONS,
-    UNSHARDED,
-    VALUE,
-    OriginTag,
-    ProgramTag,
-    RegionRecord,
-    ValueTag,
 )
 
 
@@ -239,3 +232,67 @@ def _unfold_box(box: ZRange, signature: OperationSignature) -> ZRange:
     start = tuple(next(starts) if d.role == "map" else 0 for d in signature.index)
     end = tuple(next(ends) if d.role == "map" else d.size for d in signature.index)
     return ZRange(start, end)
+
+
+# What a program has beyond Loom: tags of our own, and the dialects of graphs that may have them.
+#
+# Weak types, constants, source lines, regions, the order of inputs and pytrees have no place in
+# Loom. They go into tags, and into a parameter for regions, so that nothing is lost on the way.
+
+
+#: Operation number -> boxes of its index space, as the reference executor takes them.
+Covers = Mapping[tuple[int, ...], Sequence[ZRange]]
+
+PROGRAM, VALUE, ORIGIN = "tapestry-egg:Program", "tapestry-egg:Value", "tapestry-egg:Origin"
+REGIONS = "$regions"
+
+
+class ProgramTag(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """On a note: the graph's name, inputs and outputs in order, by tensor id; the pytrees that the
+    program takes and gives, where it takes and gives other than flat tuples."""
+
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    input_names: list[str] = []
+    output_names: list[str] = []
+    donated: list[bool] = []
+    in_tree: Any = None
+    out_tree: Any = None
+
+
+class ValueTag(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """On a tensor: JAX's weak typing, and its value where it is a constant."""
+
+    weak: bool = False
+    constant: bool | int | float | Blob | None = None
+
+
+class OriginTag(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """On an operation: where it comes from, and what JAX says of it."""
+
+    source: tuple[str, int, int, str, str] | None = None
+    scope: str = ""
+    remat: int | None = None
+    effectful: bool = False
+    places: list[SourceRecord] | None = None
+
+
+class RegionRecord(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A nested graph in the parameters of an operation, with its source lines."""
+
+    graph: GraphRecord
+    sources: list[SourceRecord] = []
+
+
+_OURS: Mapping[str, Any] = {PROGRAM: ProgramTag, VALUE: ValueTag, ORIGIN: OriginTag}
+
+#: Application expressions with what a traced program has beyond them, and the same without shards.
+PROGRAMS = APPLICATIONS.extended("programs", tag_types=_OURS)
+UNSHARDED = EXPRESSIONS.extended("unsharded programs", {NOTE: NoteBody}, _OURS)

@@ -42,8 +42,7 @@ from .nodes import (
     projection_record,
     range_record,
 )
-from .sharding import applications
-from .tags import (
+from .read import (
     ORIGIN,
     PROGRAM,
     REGIONS,
@@ -54,6 +53,7 @@ from .tags import (
     RegionRecord,
     ValueTag,
 )
+from .sharding import applications
 
 
 def to_loom(given: Program | BlockGraph, covers: Covers | None = None) -> LoomGraph:

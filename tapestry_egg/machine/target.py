@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
@@ -15,13 +15,10 @@ from typing import Literal
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tables.collectives import collective_table
-from tapestry_egg.machine.tables.families import computed_as, families
 from tapestry_egg.machine.tables.files import TableFile
 from tapestry_egg.machine.tables.matmuls import matmul_table
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
-from .caches import Caches as Caches
-from .caches import read_caches
 from .combiner import Combiner as Combiner
 from .combiner import read_combiner
 from .fusion_costs import FusionCosts, read_fusion_costs
@@ -30,7 +27,7 @@ from .power import Power as Power
 from .power import Price as Price
 from .power import at_clock, read_clock, read_power, read_price
 from .split_k import SplitK, read_split_k
-from .target_table import Table as Table
+from .target_table import Table
 from .tiles import Tiles as Tiles
 from .tiles import read_tiles
 from .topology import Level as Level
@@ -46,6 +43,52 @@ from .topology import (
     published_link_rate,
     read_level,
 )
+
+# What scattered elements cost: lines of memory, and sectors of the cache that all cores share.
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """The shared cache of a device: its `bytes`, its rate, and the `sector` that it moves for the
+    least element; `core` bytes lie in the cache of one core, and `line` bytes are the least that
+    memory moves."""
+
+    bytes: float
+    bytes_per_second: float
+    sector: float
+    core: float
+    line: float
+
+    def scattered_bytes(
+        self,
+        nbytes: float,
+        run: float,
+        unit: float,
+        within: float,
+        times: float,
+        counted: bool,
+        memory_rate: float,
+    ) -> float:
+        """The bytes that memory moves in the time that scattered elements of `nbytes` take, beyond
+        those that are counted once already (`Scattered` says what the others are).
+
+        Runs anywhere in more than the cache holds move lines of memory; in less they move sectors
+        of the cache, and those that a core holds only what they are. Sums are made in the shared
+        cache, wherever they are.
+        """
+        moved = nbytes * times * max(1.0, self.line / run) if within > self.bytes else 0.0
+        if times > 1.0 or within > self.core:
+            sectors = nbytes * times * max(1.0, self.sector / unit)
+            moved = max(moved, sectors * memory_rate / self.bytes_per_second)
+        return max(0.0, moved - nbytes) if counted else moved
+
+
+def read_caches(table: Table) -> Caches:
+    """The figures of a target's file."""
+    names = ("bytes", "bytes_per_second", "sector", "core", "line")
+    found = Caches(*[table.number(k) for k in names])
+    table.finish()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -489,3 +532,38 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         slices=slices,
         reserves=reserves,
     )
+
+
+# Under which names a device's rates for a dtype may be listed.
+#
+# Products that ask for another precision than the default compute in `float32@highest`, a dtype
+# with its precision: where a target lists no rate for that it computes as it does without.
+
+
+def families(dtype: str) -> tuple[str, ...]:
+    """Names under which a rate for `dtype` may be listed, the closest first."""
+    base, _, precision = dtype.partition("@")
+    names = _families(base)
+    return (*(f"{n}@{precision}" for n in names), *names) if precision else names
+
+
+def computed_as(dtype: str, rates: Container[str]) -> str:
+    """The dtype that a product computes in: without its precision where no rate is of that."""
+    base, _, precision = dtype.partition("@")
+    known = any(f"{name}@{precision}" in rates for name in _families(base))
+    return dtype if precision and known else base
+
+
+def _families(dtype: str) -> tuple[str, ...]:
+    if dtype.startswith("float8"):
+        return (dtype, "float8", "bfloat16")
+    if dtype.startswith(("float4", "float6")):
+        return (dtype, "float4", "float8", "bfloat16")
+    if dtype in ("int2", "int4", "int8", "uint2", "uint4", "uint8", "bool"):
+        return (dtype, "int8")
+    return {
+        "float16": ("float16", "bfloat16"),
+        "tensorfloat32": ("tensorfloat32", "float32"),
+        "complex64": ("complex64", "float32"),
+        "complex128": ("complex128", "float64"),
+    }.get(dtype, (dtype,))

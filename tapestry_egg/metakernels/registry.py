@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
@@ -17,11 +20,10 @@ from tapestry_egg.metakernels.language.scopes import Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.parameters import hashable
-from tapestry_egg.metakernels.signatures.signature import Meaning, OperationSignature
+from tapestry_egg.metakernels.signatures.signature import Elements, Meaning, OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
 from .instantiate import Instance, instantiate, names_of, types_given
-from .opaque import facts_of
 
 # Published whole, never filled in place: other threads read it meanwhile.
 _TEMPLATES: Mapping[str, tuple[Template, ...]] = {}
@@ -398,3 +400,41 @@ def _reasons(
         except Mismatch as e:
             out.append(f"{template.origin}: {e}")
     return tuple(out) or (f"There is no template for {kernel!r}.",)
+
+
+# Primitives that have no template on purpose: the reason for each, and what is known of it.
+
+
+@dataclass(frozen=True, slots=True)
+class Opaque:
+    """What `opaque.yaml` says of a primitive; its first lines say what the fields mean."""
+
+    reason: str
+    calls: bool = False
+    once: bool = False
+    draws: bool = False
+    planned: bool = True
+    elements: Elements = "computed"
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether one device runs it for all."""
+        return self.calls or self.once
+
+
+#: What is known of a primitive that the file does not name.
+_UNKNOWN = Opaque("")
+
+
+@cache
+def opaque_primitives() -> Mapping[str, Opaque]:
+    """What is known of each primitive that has no template on purpose, by name."""
+    text = Path(__file__).with_name("opaque.yaml").read_text("utf-8")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    facts = [(e.pop("primitives"), Opaque(**e)) for e in yaml.load(text, loader)]
+    return {name: each for names, each in facts for name in names}
+
+
+def facts_of(kernel: str) -> Opaque:
+    """What is known of a kernel without a template."""
+    return opaque_primitives().get(kernel, _UNKNOWN)

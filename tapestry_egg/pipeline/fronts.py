@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tapestry_egg.errors import ExtractError
+import numpy as np
+
+from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Legal
-from tapestry_egg.extract.front.contract_cost import contract_cost
-from tapestry_egg.extract.front.front import Front
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
+from tapestry_egg.extract.engine.archive import Archive
+from tapestry_egg.extract.engine.search import Search
+from tapestry_egg.extract.front.front import Front, audit
 from tapestry_egg.extract.front.merge import best_given, merge, original_plan
 from tapestry_egg.extract.front.merging import merge_collectives
 from tapestry_egg.extract.front.notes import note
+from tapestry_egg.extract.front.sizes import Room
+from tapestry_egg.extract.problem.assemble import assemble
+from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
+from tapestry_egg.plans.passed import AUDITED, CERTIFIED
 from tapestry_egg.plans.plan import Origin, Plan
+from tapestry_egg.quantities import TIME
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.schedules import Schedule
 
@@ -164,3 +174,94 @@ def _signed(plan: Plan, q: Question) -> Plan:
     ]
     origin = Origin(q.machine, tuple(sorted(q.pairs.items())), tuple(books))
     return replace(plan, program=q.program, origin=origin)
+
+
+# What a named mesh costs: the fastest plan within the contract against the fastest without it.
+
+
+# With more rows to choose from than these the search for the other plan would take too long, and
+# the note says that instead. No measurement of the number is kept.
+_ROWS = 60_000
+# What is good enough for the search.
+_GAP = 0.004
+# A difference below this share of the seconds is none.
+_SLIGHT = 1e-3
+
+
+def contract_cost(
+    free: Sequence[UnitChoices], bound: Sequence[Archive], contract: MeshContract
+) -> str:
+    """How much longer the fastest plan takes because the boundary is laid out by the user's axes.
+
+    `free` are the choices without that, `bound` what was found with it for the same form of the
+    program. Pins hold in both. Where there is too much to choose from, the words say that; empty
+    where nothing was found.
+    """
+    within = min((c.seconds for a in bound for c in a.candidates), default=np.inf)
+    if not np.isfinite(within):
+        return ""
+    room = Room()
+    kept = [room.keeping(s) for s in free]
+    if any(k is None for k in kept):
+        return f"The cost of the mesh {contract} is not known: without it tables are too large."
+    problems = [
+        assemble(s, once=room.once, keeping=k).problem for s, k in zip(free, kept, strict=True)
+    ]
+    rows = sum(len(v) for p in problems for v in p.variables)
+    if rows > _ROWS:
+        return (
+            f"The cost of the mesh {contract} is not known: without it there are {rows} rows to "
+            f"choose from, more than {_ROWS}."
+        )
+    least, proven = np.inf, np.inf
+    for problem in problems:
+        search = Search(problem, _GAP)
+        search.fastest()
+        least = min(least, *(c.seconds for c in search.archive.candidates))
+        proven = min(proven, search.archive.bound(np.inf, np.inf))
+    least = min(least, within)
+    share = within / least - 1.0 if least > 0 else 0.0
+    most = within / proven - 1.0 if proven > 0 else np.inf
+    if share < _SLIGHT:
+        found = f"The mesh {contract} costs no time"
+        return f"{found}: at most {100 * most:.1f} %." if _SLIGHT <= most < np.inf else f"{found}."
+    return (
+        f"The mesh {contract} costs {100 * share:.1f} %: {TIME.format(within)} instead of "
+        f"{TIME.format(least)} with free layouts at the boundary"
+        + (f" (at least {TIME.format(proven)})." if proven > 0 else ".")
+    )
+
+
+# The last pass: the ledger checks the plan that a front recommends.
+
+
+def audit_front(state: State) -> State:
+    """The front, of which the plan that is fastest within a device's memory does what it promises.
+
+    Warns of each plan that does not, which is left out; raises PlanError where none does. A
+    plan that is no program here, as it has operations that this JAX does not have, is not checked,
+    and a note says so.
+    """
+    front = state.front
+    assert front is not None, "passes before make it"
+    fitting = [p for p in front.plans if front.fits(p)] or front.plans
+    left = sorted(fitting, key=lambda p: p.costs.seconds)
+    refused = []
+    while True:
+        try:
+            audit(left[0])
+            break
+        except PlanError as error:
+            refused.append(left.pop(0))
+            if not left:
+                raise
+            warnings.warn(f"a plan is left out: {error}", stacklevel=5)
+    if refused:
+        # They may have been all that dominated some other plan.
+        kept = tuple(p for p in front.plans if not any(p is q for q in refused))
+        front = replace(front, plans=kept, epsilon=math.inf)
+    if left[0] not in AUDITED:
+        front = replace(front, notes=(*front.notes, note("not-audited", name=left[0].name)))
+    for plan in front.every:
+        CERTIFIED.add(plan)  # by the passes before
+    return replace(state, front=front)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import product
@@ -15,10 +15,11 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.front.notes import Note, note
 from tapestry_egg.extract.front.sizes import entries_of_three_axes
 from tapestry_egg.extract.pins.boundary import restrict
-from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.graph.layout_algebra import count_layouts
 from tapestry_egg.machine.objectives import PEAK_BYTES
+from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan, RuleStep, is_split
 from tapestry_egg.progress import Phase
 from tapestry_egg.rewrite.derivation import digest
@@ -29,8 +30,8 @@ from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import recomputing, second_step
 from tapestry_egg.rewrite.streams.streamed import changed, is_change
-from tapestry_egg.schedule.rounds import in_pairs
 from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.constants import prepare
@@ -133,7 +134,7 @@ def take_as_given(state: State) -> State:
     form = Form(q.graph, saturated=False) if q.like is None else _as_in(q.like, q)
     form = replace(form, graph=_compiled(form.graph, q))
     schedule = _of(form, scheduled(form.graph, q.pairs))
-    return replace(state, forms=(form,), schedules=(schedule,))
+    return replace(state, scheduled=((form, schedule),))
 
 
 def _compiled(graph: BlockGraph, q: Question) -> BlockGraph:
@@ -193,15 +194,11 @@ def find_forms(state: State) -> State:
     found = tuple([replace(f, graph=given.graph) if f.graph == given.graph else f for f in found])
     others = [", ".join(form.rules) for form in found if form.rules]
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
-    schedules = [
-        state.schedules[0]
-        if form.graph is given.graph
-        else _of(form, scheduled(form.graph, q.pairs))
-        for form in found
+    known = state.schedules[0]
+    every_one = [
+        (f, known if f.graph is given.graph else _of(f, scheduled(f.graph, q.pairs))) for f in found
     ]
-    made = replace(
-        state, forms=found, schedules=tuple(schedules), timeline=(*state.timeline, *timeline)
-    )
+    made = replace(state, scheduled=tuple(every_one), timeline=(*state.timeline, *timeline))
     late = "the rules on the program" if found[0].by_clock else ""
     return made.saying(
         *omissions.of_rules(found[0]),
@@ -237,17 +234,14 @@ def recompute_values(state: State) -> State:
     if q.like is not None or not (q.wide or _short(state)):
         return state
     best = fastest(state)
-    form, schedule = state.forms[best], state.schedules[best]
+    form, schedule = state.scheduled[best]
     made = recomputing(form, schedule, q.machine, q.settings.recompute)
     words = [form.steps[-1].made.partition(": ")[2] for form, _ in made.forms]
     q.tell(Phase("saturate", "; ".join(words) or "nothing to gain", 1.0))
     second, left = _second_instances(q, form, schedule)
     every = [*made.forms, *second]
-    more = replace(
-        state,
-        forms=state.forms + tuple(form for form, _ in every),
-        schedules=state.schedules + tuple(_of(form, schedule) for form, schedule in every),
-    )
+    added = tuple((form, _of(form, schedule)) for form, schedule in every)
+    more = replace(state, scheduled=state.scheduled + added)
     return more.saying(
         *omissions.of_recomputation(made, len(state.forms) - 1),
         *omissions.of_second_instances(left),
@@ -315,9 +309,10 @@ def choose_networks(state: State) -> State:
     second, and so on. What was begun with is one of them."""
     known = {(id(n.schedule), n.mesh): n for n in state.networks}
     begun = [(n.form.graph, n.schedule) for n in state.networks]
-    again = [next((own for g, own in begun if g == f.graph), None) for f in state.forms]
-    every = [a or made for a, made in zip(again, state.schedules, strict=True)]
-    state = replace(state, schedules=tuple(every))
+    every = [
+        (f, next((own for g, own in begun if g == f.graph), made)) for f, made in state.scheduled
+    ]
+    state = replace(state, scheduled=tuple(every))
     networks = []
     for k, schedule in enumerate(state.schedules):
         for mesh in state.shapes:
@@ -328,7 +323,7 @@ def choose_networks(state: State) -> State:
 
 
 def _network(state: State, form: int, mesh: MeshShape) -> Network:
-    return Network(form, state.forms[form], state.schedules[form], mesh)
+    return Network(form, *state.scheduled[form], mesh)
 
 
 def encode_facts(state: State) -> State:
@@ -506,3 +501,58 @@ def _small_enough(state: State, form: int) -> tuple[MeshShape, ...]:
     ]
     room = 0.0 if state.shared is None else state.shared.room.left / 2
     return finer[: int(min(THREE_AXES, room) // entries_of_three_axes(own))]
+
+
+# Loops that run two rounds at a time, so that what they carry is not copied.
+#
+# A round whose next value is not written over the old one, as a stencil's or a product's is not,
+# ends in a copy into the array that the loop carries (XLA's copy insertion,
+# `hlo/copy_insertion.cc`). Of two rounds in one the first writes into another array and the second
+# back into the carried one. Where each round has slices of stacks or fills some, XLA would put
+# those of two rounds together first: such loops stay as they are.
+
+
+def in_pairs(graph: BlockGraph, feedback: Mapping[int, int], target: Target) -> BlockGraph:
+    """The program with loops in pairs of rounds wherever that saves a copy of what they carry; the
+    same graph if there are none."""
+    if not (target.slices and any(map(_may_pair, _operations(graph)))):
+        return graph
+    schedule = scheduled(graph, feedback)
+    traffic, found = traffic_of(schedule, target), set[object]()
+    for unit in schedule.units:
+        carry = schedule.program.instances[unit.root]
+        if carry.port == "carry" and traffic.is_copied(unit) and traffic.takes_turns(unit):
+            found.add(_key(schedule.program.loop_of(carry)))
+    return _paired(graph, found) if found else graph
+
+
+def _paired(graph: BlockGraph, loops: set[object]) -> BlockGraph:
+    operations = []
+    for op in graph.operations:
+        if op.regions:
+            op = replace(op, regions=tuple([_paired(r, loops) for r in op.regions]))
+        if _may_pair(op) and _key(op) in loops:
+            op = replace(op, params={**op.params, "unroll": 2})
+        operations.append(op)
+    return replace(graph, operations=tuple(operations))
+
+
+def _operations(graph: BlockGraph) -> Iterator[Operation]:
+    for op in graph.operations:
+        yield op
+        for region in op.regions:
+            yield from _operations(region)
+
+
+def _may_pair(op: Operation) -> bool:
+    """Whether a loop has a known number of rounds, and neither reads nor fills stacks."""
+    if not op.is_scan or op.params["unroll"] != 1 or op.rounds < 2:
+        return False
+    carries: int = op.params["num_carry"]
+    carried = len(op.inputs) == op.params["num_consts"] + carries
+    return carried and len(op.outputs) == carries
+
+
+def _key(op: Operation) -> object:
+    """What a loop keeps in its schedule, where operations are in another order."""
+    return op.outputs, op.source

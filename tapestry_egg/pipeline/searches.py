@@ -78,7 +78,7 @@ def search_networks(state: State) -> State:
     left = [s for s in q.words.unsearched if s not in {n.mesh for n in state.networks}]
     searched = [n for k, n in enumerate(state.networks) if k in found.begun]
     unsearched = [n for k, n in enumerate(state.networks) if k not in found.begun]
-    done = replace(state, networks=_covered(q, searched), interrupted=interrupted).saying(
+    done = replace(state, networks=_covered(q, searched)).saying(
         *omissions.of_searched(searched),
         *omissions.of_search(found, interrupted),
         *omissions.of_networks(unsearched),

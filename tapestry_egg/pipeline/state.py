@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from tapestry_egg.egraphs.timeline import Tick
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import NetworkResult
-from tapestry_egg.extract.front.notes import Note
+from tapestry_egg.extract.front.notes import INTERRUPTED, Note
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import Objective, objective
@@ -119,16 +119,26 @@ class State:
 
     question: Question
     shapes: tuple[MeshShape, ...] = ()
-    forms: tuple[Form, ...] = ()
-    schedules: tuple[Schedule, ...] = ()
+    scheduled: tuple[tuple[Form, Schedule], ...] = ()  # each form, and its units in order
     networks: tuple[Network, ...] = ()
     shared: Shared | None = None
     front: Front | None = None
     timeline: tuple[Tick, ...] = ()
     notes: tuple[Note, ...] = ()
-    interrupted: bool = False
 
-    # What the networks hold, entry by entry.
+    @property
+    def interrupted(self) -> bool:
+        return INTERRUPTED in self.notes
+
+    # What forms and networks hold, entry by entry.
+
+    @property
+    def forms(self) -> tuple[Form, ...]:
+        return tuple([form for form, _ in self.scheduled])
+
+    @property
+    def schedules(self) -> tuple[Schedule, ...]:
+        return tuple([schedule for _, schedule in self.scheduled])
 
     @property
     def encodings(self) -> tuple[Encoding, ...]:

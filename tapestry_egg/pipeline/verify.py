@@ -55,7 +55,6 @@ def forms(state: State) -> None:
 
 def schedules(state: State) -> None:
     """Every instance runs in one unit, and no unit reads what a later one makes."""
-    _holds(len(state.schedules) == len(state.forms), "forms without a schedule", "schedules")
     for k, schedule in enumerate(state.schedules):
         where = f"schedule of form {k + 1}"
         members = [m for unit in schedule.units for m in unit.members]
@@ -64,13 +63,11 @@ def schedules(state: State) -> None:
         for u, unit in enumerate(schedule.units):
             for _, _, v in unit.reads:
                 made = schedule.producer[v]
-                sound = made >= 0 and (made < u or v in loops or unit.body != _body(state, k, made))
+                sound = made >= 0 and (
+                    made < u or v in loops or unit.body != schedule.units[made].body
+                )
                 sound = sound or schedule.program.instances[unit.root].port != ""
                 _holds(sound, f"unit {u} reads value {v}, which unit {made} makes", where)
-
-
-def _body(state: State, k: int, unit: int) -> int:
-    return state.schedules[k].units[unit].body
 
 
 def forms_and_schedules(state: State) -> None:

@@ -312,7 +312,7 @@ class Plan:
 
         Raises ExtractError for a plan of which it is not told what machine it was made for.
         """
-        from tapestry_egg.extract.certify.peak_parts import peak
+        from tapestry_egg.extract.certify.cost_parts import peak
 
         return peak(self)
 

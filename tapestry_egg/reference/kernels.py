@@ -14,8 +14,7 @@ import numpy as np
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.opaque import facts_of
-from tapestry_egg.metakernels.registry import localize
+from tapestry_egg.metakernels.registry import facts_of, localize
 from tapestry_egg.metakernels.signatures.parameters import readable
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.zspace import ZRange

@@ -23,9 +23,8 @@ from tapestry_egg.metakernels.signatures.parameters import hashable
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.rewrite.terms.explore import explore
-from tapestry_egg.rewrite.terms.rebuild import rebuild
+from tapestry_egg.rewrite.terms.rebuild import Terms, as_written, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
-from tapestry_egg.rewrite.terms.terms import Terms, as_written
 
 # Programs with more values that are computed another way change all those alike in one step; so do
 # those whose steps have more operations together, for each is a program that is built.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush
 from typing import Any, TypeVar
 
+from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.graph.ids import UnitId
+from tapestry_egg.graph.ids import FlatId, UnitId
 
-from .eager import Orders, Together, eager
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .units import Unit, fuse
@@ -136,3 +139,203 @@ def _arranged(program: FlatProgram, units: Sequence[Unit]) -> Schedule:
         for v in dict.fromkeys(v for _, _, v in unit.reads):
             readers[v].append(u)
     return Schedule(program, tuple(units), tuple(producer), tuple(tuple(r) for r in readers))
+
+
+# The order of units: the program's, but that what frees memory runs as soon as it can.
+#
+# Memory-aware compilers order so too: an optimizer step that consumes a gradient and writes into
+# donated buffers runs when the gradient is there, not after all the others.
+
+
+# Bytes that must be freed for an operation to run before its turn; no measurement of the number is
+# kept. The updates of biases and scales stay together at the end, so that the compiler can merge
+# their collectives.
+_SMALL = 1 << 16
+
+#: Sets of copies that are sent at once: each value, and the program's own operations that take it.
+Together = Sequence[Collection[tuple[FlatId, Collection[int]]]]
+
+
+def eager(program: FlatProgram, units: Sequence[Unit], together: Together = ()) -> list[Unit]:
+    """Program order, except that a unit that frees more than it makes runs as soon as it can.
+
+    A region's units stay together. What takes one of several copies that are sent `together` waits
+    for the values of all; raises PlanError where some of these are made from what reads others.
+    """
+    return [units[u] for u in Orders(program, units).taken(together)]
+
+
+class Orders:
+    """The orders that the units of a program take, whatever is sent together."""
+
+    def __init__(self, program: FlatProgram, units: Sequence[Unit]) -> None:
+        self.program, self.units = program, units
+        self.groups, group_of = _groups(program, units)
+        self.reads = [self._reads(group) for group in self.groups]
+        self.made = [{v for u in group for v in units[u].outputs} for group in self.groups]
+        self.maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}
+        maker = self.maker
+        self.after = [{maker[v] for v in vs if v in maker} - {g} for g, vs in enumerate(self.reads)]
+        self.followers: list[set[int]] = [set() for _ in self.groups]
+        self.users: dict[FlatId, set[int]] = defaultdict(set)
+        for g, (vs, others) in enumerate(zip(self.reads, self.after, strict=True)):
+            for v in vs:
+                self.users[v].add(g)
+            for other in others:
+                self.followers[other].add(g)
+        self._note_ports()
+        self.behind = [sorted(gs, reverse=True) for gs in self.followers]
+        sizes, renewed = program.sizes, self.renewed
+        # What each group makes, with its bytes, the old state in whose place it is, if it is a new
+        # one, and whether the group reads that; and what it reads that may be freed.
+        self.making = [
+            [(v, sizes[v], renewed.get(v), renewed.get(v) in self.reads[g]) for v in vs]
+            for g, vs in enumerate(self.made)
+        ]
+        self.freeing = [[(v, sizes[v]) for v in vs if v not in self.kept] for vs in self.reads]
+
+    @cached_property
+    def group_of(self) -> dict[int, int]:
+        """Operation of the program itself -> the group in which it runs."""
+        return {
+            k: g
+            for g, group in enumerate(self.groups)
+            for u in group
+            for i in self.units[u].members
+            if (k := self.program.operation_of[i]) >= 0
+        }
+
+    def _reads(self, group: Sequence[int]) -> set[FlatId]:
+        """What the units of a group read, but for what leaves the program in the end."""
+        late = ("state", "output")
+        inner = [u for u in group if self.program.instances[self.units[u].root].port not in late]
+        return {v for u in inner for _, _, v in self.units[u].reads}
+
+    def _note_ports(self) -> None:
+        """What the program's boundary does with memory."""
+        roots = [(u, self.program.instances[u.root]) for u in self.units]
+        # A state port holds the state that enters and the value that takes its place in the end.
+        # The new one is no growth once the last reader of the old one has run: it is written over.
+        self.renewed = {x.inputs[0]: x.outputs[0] for _, x in roots if x.port == "state"}
+        # What is there from beginning to end, or must be there at the end: no reader frees it.
+        held = ("state", "input", "constant")
+        self.kept = {v for u, x in roots if x.port in held for v in u.outputs}
+        self.kept |= {v for u, x in roots if x.port == "output" for _, _, v in u.reads}
+
+    def taken(self, together: Together = ()) -> list[int]:
+        """All units, by their places in `units`, in their order; taken anew from there it is the
+        same.
+
+        Raises PlanError where some values that are sent together are made from what reads others.
+        """
+        order = _Order(self, together).whole()
+        return [u for g in order for u in self.groups[g]]
+
+
+class _Order:
+    """Which groups have run, and which wait for how many others."""
+
+    def __init__(self, given: Orders, together: Together) -> None:
+        self.given = given
+        # At nought a group may run before its turn.
+        self.waiting = [len(others) for others in given.after]
+        self.behind: dict[int, set[int]] = defaultdict(set)  # what waits for what is sent together
+        for g, v in self._takers(together):
+            by = given.maker.get(v)  # its own is one that it waits for in vain
+            if by is not None and by not in given.after[g] and g not in self.behind[by]:
+                self.behind[by].add(g)
+                self.waiting[g] += 1
+        self.left = {v: len(gs) for v, gs in given.users.items()}  # readers that have not run yet
+        self.done = [False] * len(given.groups)
+        # Groups whose turn came before what is sent with what they read.
+        self.overdue: set[int] = set()
+        self.order: list[int] = []
+
+    def _takers(self, together: Together) -> Iterator[tuple[int, FlatId]]:
+        """Groups that take a copy that is sent with others, and the values of these."""
+        for copies in together:
+            for v, taken in copies:
+                groups = {self.given.group_of[k] for k in taken if k in self.given.group_of}
+                yield from ((g, w) for g in groups for w, _ in copies if w != v)
+
+    def whole(self) -> list[int]:
+        """All groups in their order."""
+        for g in range(len(self.done)):
+            if self.waiting[g]:
+                self.overdue.add(g)
+            else:
+                self._run(g)
+        if not all(self.done):
+            raise PlanError("values that are sent together are made from what reads others of them")
+        return self.order
+
+    def _run(self, g: int) -> None:
+        """Run group g, then whatever can free memory now, then what those enable, before the next
+        group in program order. Only groups that free are moved, and only to an earlier place, so
+        all else keeps the user's order; what is overdue runs once nothing is left that frees, as it
+        would if its turn came then."""
+        freeing, overdue = [g], list[int]()
+        while freeing or overdue:
+            now = freeing.pop() if freeing else heappop(overdue)
+            if self.done[now]:
+                continue
+            self.done[now] = True
+            self.order.append(now)
+            for v in self.given.reads[now]:
+                self.left[v] -= 1
+            ready = []
+            behind: Sequence[int] = self.given.behind[now]
+            if now in self.behind:
+                behind = sorted({*behind, *self.behind[now]}, reverse=True)
+            for f in behind:
+                self.waiting[f] -= 1
+                if self.waiting[f] == 0 and not self.done[f]:
+                    ready.append(f)
+            frees = [f for f in ready if self._change(f) < -_SMALL]
+            for f in ready:
+                if f in self.overdue and f not in frees:
+                    heappush(overdue, f)
+            freeing.extend(dict.fromkeys([*frees, *self._last_readers(now)]))
+
+    def _last_readers(self, now: int) -> list[int]:
+        """What became ready earlier, and frees memory now that group `now` has read as well."""
+        found = set()
+        for v in self.given.reads[now]:
+            if self.left[v] == 1:
+                (last,) = [u for u in self.given.users[v] if not self.done[u]] or [now]
+                ready = not self.done[last] and self.waiting[last] == 0
+                if ready and self._change(last) < -_SMALL:
+                    found.add(last)
+        return sorted(found, reverse=True)
+
+    def _change(self, g: int) -> int:
+        """Bytes alive after group g, less those alive before."""
+        left, change = self.left, 0
+        for v, size, old, reads in self.given.making[g]:
+            # A new state takes the old one's place, once nothing else reads the old one.
+            if left.get(v) if old is None else left.get(old, 0) > reads:
+                change += size
+        for v, size in self.given.freeing[g]:
+            if left[v] == 1:
+                change -= size
+        return change
+
+
+def _groups(program: FlatProgram, units: Sequence[Unit]) -> tuple[list[list[int]], list[int]]:
+    """Units that must stay together, in order: those of one outermost region, others alone."""
+    outermost = sorted(
+        span for (body, _), span in program.spans.items() if program.bodies[body].parent < 0
+    )
+    groups: list[list[int]] = []
+    group_of: list[int] = []
+    region: dict[tuple[int, int], int] = {}
+    for u, unit in enumerate(units):
+        span = next(((a, b) for a, b in outermost if a <= unit.root < b), None)
+        if span is None or span not in region:
+            groups.append([])
+            if span is not None:
+                region[span] = len(groups) - 1
+        g = region[span] if span is not None else len(groups) - 1
+        groups[g].append(u)
+        group_of.append(g)
+    return groups, group_of

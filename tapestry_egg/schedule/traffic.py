@@ -233,7 +233,7 @@ class Traffic:
         goes element by element, else from where it was stored. Of one that is renewed a part is
         written, where it is. A library's kernel reads a copy of a slice. What a loop carries is
         copied where its next value cannot be written over it, unless rounds take turns
-        (`rounds.py`). A result that nothing has computed is a copy.
+        (`pipeline/passes.py`). A result that nothing has computed is a copy.
         """
         root = self._program.instances[unit.root]
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0

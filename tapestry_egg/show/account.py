@@ -10,9 +10,8 @@ from functools import cached_property
 
 from tapestry_egg.columns import short_paths
 from tapestry_egg.extract.certify.certificate import walked
-from tapestry_egg.extract.certify.cost_parts import parts_of
+from tapestry_egg.extract.certify.cost_parts import parts_of, peak_of
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.peak_parts import peak_of
 from tapestry_egg.extract.certify.recount import Move, Walk
 from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.graph.ids import FlatId
@@ -21,7 +20,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.peak import Peak
 from tapestry_egg.plans.plan import Change, Plan
 from tapestry_egg.plans.planned import Moved, moved_by
-from tapestry_egg.schedule.updates import updates
+from tapestry_egg.schedule.flatten import FlatProgram
 
 #: How layouts are written, below every answer that has some.
 LEGEND = (
@@ -194,3 +193,69 @@ def sent_by_line(
         runs, sent = found.get(key, (0.0, 0.0))
         found[key] = runs + c.count, sent + c.wire_bytes * c.count
     return found
+
+
+# Whose update a value is: the leaf of the state of which it becomes the next value.
+#
+# A value is an update of a leaf of the state where it becomes the leaf's next value through
+# operations on elements, views and loops that keep all of its elements. A gradient becomes the next
+# value of its weight so, and of its moments; it is the weight's, since it is made of the old weight
+# and of none of the moments. What is summed to a norm on the way belongs to nobody.
+
+
+# Ports of loops and branches, through which values pass whole or one step's part at a time.
+_THROUGH = ("invariant", "stream", "stack", "carry", "branch")
+
+
+def updates(program: FlatProgram) -> Mapping[FlatId, int]:
+    """Value -> the input of the program whose next value it is on the way to, where it is one."""
+    graph, values = program.bodies[0].graph, program.bodies[0].values
+    maker = {v: instance for instance in program.instances for v in instance.outputs}
+    reached: dict[FlatId, set[int]] = {}
+    for j, i in program.feedback.items():
+        todo, seen = [values[graph.outputs[j]]], set[FlatId]()
+        while todo:
+            v = todo.pop()
+            made = maker.get(v)
+            if v in seen or made is None or made.port in ("state", "input", "constant"):
+                continue
+            seen.add(v)
+            reached.setdefault(v, set()).add(i)
+            if made.port in _THROUGH:
+                todo += made.inputs
+            elif not made.port and made.signature.fusion in ("view", "loop"):
+                todo += [w for w in made.inputs if _elements(program, w) == _elements(program, v)]
+    made_of = _made_of(program)
+    ends = {values[graph.outputs[j]]: i for j, i in program.feedback.items()}
+    found: dict[FlatId, int] = {}
+    for v, leaves in reached.items():
+        own = [i for i in leaves if made_of.get(v, 0) >> i & 1] if len(leaves) > 1 else [*leaves]
+        if v in ends:
+            found[v] = ends[v]
+        elif len(own) == 1:
+            found[v] = own[0]
+    return found
+
+
+def _elements(program: FlatProgram, v: FlatId) -> int:
+    return program.types[v].size
+
+
+def _made_of(program: FlatProgram) -> Mapping[FlatId, int]:
+    """Value -> the inputs of the program that it is made of, a bit for each."""
+    graph, values = program.bodies[0].graph, program.bodies[0].values
+    bits = {values[v]: 1 << i for i, v in enumerate(graph.inputs)}
+    changed = True
+    while changed:  # loops carry what they have made into their next run
+        changed = False
+        for instance in program.instances:
+            if instance.port in ("state", "input"):
+                continue
+            of = 0
+            for v in instance.inputs:
+                of |= bits.get(v, 0)
+            for v in instance.outputs:
+                if of | bits.get(v, 0) != bits.get(v, 0):
+                    bits[v] = of | bits.get(v, 0)
+                    changed = True
+    return bits

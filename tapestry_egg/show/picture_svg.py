@@ -13,8 +13,7 @@ from xml.sax.saxutils import quoteattr
 
 from tapestry_egg.printable import printable, xml_text
 
-from .chart import FONT
-from .labels import text_width
+from .chart import FONT, text_width
 from .layout import Edge, Placed, placed
 from .picture import COLOURS, SENT, TEXT, Item, Link, Page, Picture
 

@@ -123,7 +123,7 @@ def tiered(found: Iterable[str]) -> list[Any]:
 @pytest.mark.parametrize("page", tiered(p for p in pages() if blocks(p)))
 def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
     if page == "docs/jit.md":
-        for library in ("equinox", "flax", "optax", "orbax.checkpoint"):
+        for library in ("equinox", "flax", "optax"):
             pytest.importorskip(library)
     program = tmp_path / "page.py"
     parts = [_BEFORE, *blocks(page)]

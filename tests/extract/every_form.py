@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.terms.explore import explore
-from tapestry_egg.rewrite.terms.rebuild import rebuild
-from tapestry_egg.rewrite.terms.terms import Terms
+from tapestry_egg.rewrite.terms.rebuild import Terms, rebuild
 from tapestry_egg.rules.language.book import Rule
 
 

@@ -21,9 +21,8 @@ from tapestry_egg.extract.certify.merging import Key
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front import merging
-from tapestry_egg.extract.front.merge import NetworkResult
+from tapestry_egg.extract.front.merge import NetworkResult, make_plan
 from tapestry_egg.extract.front.merging import merged_plans
-from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.files.files import sealed
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.combiner import type_together

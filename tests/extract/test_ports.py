@@ -8,7 +8,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.certify.legality import Illegal
-from tapestry_egg.extract.certify.ports import check_port
+from tapestry_egg.extract.certify.recount import check_port
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.schedule.flatten import Instance, flatten
 

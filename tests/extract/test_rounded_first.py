@@ -12,7 +12,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front.rounded_first import rounded_first
+from tapestry_egg.extract.front.merge import rounded_first
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Kept, Plan

@@ -23,7 +23,7 @@ from tapestry_egg.files.plan_cache import PLACE, SIZE, PlanCache, chosen_cache, 
 from tapestry_egg.files.plan_message import packed, unpacked
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import pipeline
-from tapestry_egg.pipeline.jit.plan_once import plan_once
+from tapestry_egg.pipeline.jit.planning import plan_once
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.rules.language.book import load_book
 

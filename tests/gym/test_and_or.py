@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.check import evaluate
 from tapestry_egg.extract.gym.choices import ChoiceProblem
-from tapestry_egg.extract.gym.egraph.annealing import Annealing
 from tapestry_egg.extract.gym.egraph.closure import closure
 from tapestry_egg.extract.gym.egraph.elimination import eliminate
 from tapestry_egg.extract.gym.egraph.form import working_form
@@ -32,7 +31,7 @@ from tapestry_egg.extract.gym.egraph.reductions import (
     merge_series,
     reduce,
 )
-from tapestry_egg.extract.gym.egraph.search import Record, Search, split
+from tapestry_egg.extract.gym.egraph.search import Annealing, Record, Search, split
 from tapestry_egg.extract.gym.extraction import METHODS, Extraction, extract
 from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tests.gym import and_or

@@ -21,8 +21,8 @@ from tapestry_egg.extract.gym.check import evaluate, row_costs
 from tapestry_egg.extract.gym.choices import ChoiceProblem
 from tapestry_egg.extract.gym.extraction import Extraction, extract
 from tapestry_egg.extract.gym.formats import iopddl
+from tapestry_egg.extract.gym.memory_front import Solving
 from tapestry_egg.extract.gym.network import Unanswerable, reduced
-from tapestry_egg.extract.gym.solver import Solving
 from tapestry_egg.parallel.deadline import TimeUp
 from tests.gym import and_or, networks
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.pipeline.jit import footprint
+from tapestry_egg.pipeline.jit import planning
 from tapestry_egg.pipeline.jit.planning import Request, compile_best, plan_program
 from tapestry_egg.plans.plan import Plan
 from tests.extract.test_front_choice import plan as plan_of
@@ -39,12 +39,12 @@ def run(
         asked.append(plan.costs.peak_bytes)
         return needs[plan.costs.peak_bytes]
 
-    monkeypatch.setattr(footprint, "compile", lambda plan, mesh: Made(plan))
-    monkeypatch.setattr(footprint, "needed_bytes", needed)
+    monkeypatch.setattr(planning, "compile", lambda plan, mesh: Made(plan))
+    monkeypatch.setattr(planning, "needed_bytes", needed)
     plans = [plan_of(1 + k, peak, 1) for k, peak in enumerate(needs)]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        taken: Any = footprint.compile_within(plans, None, limit)
+        taken: Any = planning.compile_within(plans, None, limit)
     return taken.plan.costs.peak_bytes, asked, [str(w.message) for w in caught]
 
 
@@ -80,7 +80,7 @@ def test_what_an_executable_needs_is_what_jax_says() -> None:
     made = jax.jit(lambda x, y: (x @ y, y + 1), donate_argnums=1).lower(
         jnp.ones((64, 32)), jnp.ones((32, 32))
     )
-    needed = footprint.needed_bytes(made.compile())
+    needed = planning.needed_bytes(made.compile())
     assert needed is not None and needed >= 4 * (64 * 32 + 32 * 32 + 64 * 32)
     assert needed < 4 * (64 * 32 + 32 * 32 + 64 * 32) + 4 * 32 * 32 + 4096, "y is written in place"
 
@@ -101,7 +101,7 @@ def test_a_plan_under_a_limit_runs_within_it_or_says_so() -> None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             made = compile_best(front, Request(limits={"peak_bytes": limit}))
-        needed = footprint.needed_bytes(made.compile())
+        needed = planning.needed_bytes(made.compile())
         told = [str(w.message) for w in caught if "compiled it needs" in str(w.message)]
         assert needed is not None and len(told) <= 1
         assert needed <= limit or told

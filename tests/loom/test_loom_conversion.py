@@ -27,7 +27,7 @@ from tapestry_egg.loom import (
     write_loom,
 )
 from tapestry_egg.loom.nodes import APPLICATION, IPF_SIGNATURE, OPERATION, body_of
-from tapestry_egg.loom.tags import PROGRAMS
+from tapestry_egg.loom.read import PROGRAMS
 from tapestry_egg.loom.write import _folded
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature

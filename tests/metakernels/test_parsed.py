@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tapestry_egg import monoids
-from tapestry_egg.metakernels.language import parsed, parsing
+from tapestry_egg.metakernels.language import parsing
 from tapestry_egg.monoids import formula
 from tapestry_egg.monoids import parsed as formulas
 from tapestry_egg.rules.language import parse_ahead
@@ -29,7 +29,7 @@ def _shape(node: Any) -> Any:
 @pytest.mark.parametrize(
     ("kept", "shipped", "parse"),
     [
-        (parsed.KEPT, parse_ahead.shipped_texts, parsing.parsed),
+        (parsing.KEPT, parse_ahead.shipped_texts, parsing.parsed),
         (formula.KEPT, formulas.shipped_texts, lambda text, _: formula.parsed(text)),
     ],
     ids=["templates", "monoids"],
@@ -50,7 +50,7 @@ def test_trees_made_ahead_are_those_that_the_parser_makes(
 
 
 def test_a_tree_that_was_made_ahead_needs_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = json.loads(parsed.KEPT.file.read_text("utf-8"))["texts"]
+    kept = json.loads(parsing.KEPT.file.read_text("utf-8"))["texts"]
     text = max(kept["expression"], key=len)
     before = parsing.parsed(text, "expression")
     monkeypatch.setattr(parsing, "parser_of", None)

@@ -10,7 +10,7 @@ from jax import lax
 from jax.extend.core import primitives
 
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.opaque import opaque_primitives
+from tapestry_egg.metakernels.registry import opaque_primitives
 from tapestry_egg.tracing.jaxprs import INLINED, REGIONS
 from tapestry_egg.tracing.trace import trace
 

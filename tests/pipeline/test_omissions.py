@@ -13,11 +13,11 @@ from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.extract.choices import joiner
-from tapestry_egg.extract.front import contract_cost
 from tapestry_egg.extract.front.notes import Note, note, notes_text
 from tapestry_egg.extract.problem import kept
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline import fronts
 from tapestry_egg.pipeline.omissions import (
     of_meshes,
     of_opaque,
@@ -25,7 +25,7 @@ from tapestry_egg.pipeline.omissions import (
 )
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.words import read_words
-from tapestry_egg.rewrite import choose, extractions, folded_program, forms, recompute
+from tapestry_egg.rewrite import cheapest, extractions, folded_program, forms, recompute
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import batched
 from tapestry_egg.rewrite.recompute import Recomputing
@@ -217,7 +217,7 @@ def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -
     mesh = jax.sharding.AbstractMesh((4,), ("data",))
     (told,) = [n for n in front(product, mesh=mesh).notes if n.kind == "mesh-cost"]
     assert told.text.startswith("The mesh 4data costs")
-    monkeypatch.setattr(contract_cost, "_ROWS", 3)
+    monkeypatch.setattr(fronts, "_ROWS", 3)
     (told,) = [n for n in front(product, mesh=mesh).notes if n.kind == "mesh-cost"]
     assert told.text.startswith("The cost of the mesh 4data is not known")
     assert "more than 3" in told.text
@@ -247,7 +247,7 @@ def test_changes_that_were_not_tried_are_counted(
         return x @ y + x @ (y * 2.0)
 
     assert "untried" not in kinds(front(shared, mesh_shapes=SHAPES, settings=FROZEN))
-    monkeypatch.setattr(choose, limit, 0)
+    monkeypatch.setattr(cheapest, limit, 0)
     found = front(shared, mesh_shapes=SHAPES, settings=FROZEN)
     (said,) = [n for n in found.notes if n.kind == "untried"]
     assert said.text in notes_text(found.notes)
@@ -271,7 +271,7 @@ def test_what_is_left_out_inside_a_loop_is_counted_too(monkeypatch: pytest.Monke
 
         return lax.scan(body, x, None, length=4)[0]
 
-    monkeypatch.setattr(choose, "_TRIALS", 0)
+    monkeypatch.setattr(cheapest, "_TRIALS", 0)
     found = front(looped, mesh_shapes=SHAPES)
     assert note("many-operands") in found.notes and "untried" in kinds(found)
 

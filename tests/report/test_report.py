@@ -32,8 +32,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline.batch import Outcome
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
 from tapestry_egg.report.baselines import baselines
-from tapestry_egg.report.packed import packed
-from tapestry_egg.report.page_data import page_data
+from tapestry_egg.report.page_data import packed, page_data
 from tapestry_egg.report.report import write_report
 from tapestry_egg.report.runs import Run, load_runs
 from tapestry_egg.show import picture as picture_module
@@ -320,7 +319,7 @@ def test_pictures_of_plans_are_packed_while_there_is_room(
     assert left == 0 and unpacked(whole).count("data-page=") == len(pages) > 3
     counts = set()
     for twelfths in range(2, 12):
-        monkeypatch.setattr("tapestry_egg.report.packed.ROOM", len(whole) * twelfths // 12)
+        monkeypatch.setattr("tapestry_egg.report.page_data.ROOM", len(whole) * twelfths // 12)
         (some, left), *_ = packed([trained[0]])
         svg = unpacked(some)
         there = re.findall('data-page="([^"]+)"', svg)
@@ -328,7 +327,7 @@ def test_pictures_of_plans_are_packed_while_there_is_room(
         assert set(re.findall('data-parent="([^"]+)"', svg)) <= set(there)
         counts.add(len(there))
     assert len(counts) > 4
-    monkeypatch.setattr("tapestry_egg.report.packed.ROOM", 4 * len(whole))
+    monkeypatch.setattr("tapestry_egg.report.page_data.ROOM", 4 * len(whole))
     large = next(p for p in pages if p.parent and any(q.parent == p.id for q in pages))
     noise = Random(0).randbytes(8 * len(whole)).hex()
 
@@ -336,11 +335,11 @@ def test_pictures_of_plans_are_packed_while_there_is_room(
         one = drawn_page(page, by)
         return replace(one, text=one.text + noise) if page == large else one
 
-    monkeypatch.setattr("tapestry_egg.report.packed.drawn_page", heavy)
+    monkeypatch.setattr("tapestry_egg.report.page_data.drawn_page", heavy)
     there = re.findall('data-page="([^"]+)"', unpacked(packed([trained[0]])[0][0]))
     gone = {p.id for p in pages if large.id in (p.id, p.parent)}  # it has no deeper ones
     assert set(there) == {p.id for p in pages} - gone and len(gone) > 1
-    monkeypatch.setattr("tapestry_egg.report.packed.ROOM", 0)
+    monkeypatch.setattr("tapestry_egg.report.page_data.ROOM", 0)
     assert unpacked(packed([trained[0]])[0][0]).count("data-page=") == 1, "the program, always"
 
 

@@ -16,8 +16,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.terms.explore import Explored
-from tapestry_egg.rewrite.terms.rebuild import rebuild
-from tapestry_egg.rewrite.terms.terms import as_written
+from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace

@@ -18,8 +18,7 @@ from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.streams.streamed import streams_of
 from tapestry_egg.rewrite.terms.explore import explore
-from tapestry_egg.rewrite.terms.rebuild import rebuild
-from tapestry_egg.rewrite.terms.terms import as_written
+from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
 from tapestry_egg.runtime.measure.hlo import hlo_stats
 from tapestry_egg.schedule.one_device import program_seconds

@@ -17,7 +17,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Costs
 from tapestry_egg.rewrite.extractions import choices, kernels_of
-from tapestry_egg.rewrite.terms.terms import Node
+from tapestry_egg.rewrite.terms.rebuild import Node
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.tracing.constants import prepare
 from tests.extract.brute import every_cost

@@ -18,12 +18,10 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, ver
 from tapestry_egg.rewrite import folded_program as fold_module
 from tapestry_egg.rewrite import forms as forms_module
 from tapestry_egg.rewrite.derivation import digest, replay
-from tapestry_egg.rewrite.folded_program import Folded, _Folder, fold, unfold
+from tapestry_egg.rewrite.folded_program import Folded, Net, Stretch, _Folder, fold, unfold
 from tapestry_egg.rewrite.forms import forms
-from tapestry_egg.rewrite.repeats import Net, Stretch
 from tapestry_egg.rewrite.terms.explore import explore
-from tapestry_egg.rewrite.terms.rebuild import rebuild
-from tapestry_egg.rewrite.terms.terms import as_written
+from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.schedule.one_device import program_seconds
 from tapestry_egg.tracing.emit import emit

@@ -15,8 +15,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.views import folded_views
 from tapestry_egg.reference.kernels import REFERENCES, add_reference
-from tapestry_egg.rewrite.rows.moves import moves
 from tapestry_egg.rewrite.rows.rows_by_number import with_batch_dims
+from tapestry_egg.rewrite.rows.shifts import moves
 from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.tracing.control_flow import rounds
 

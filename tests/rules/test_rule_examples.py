@@ -13,10 +13,9 @@ from hypothesis import strategies as st
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.rewrite.terms.explore import explore
-from tapestry_egg.rewrite.terms.rebuild import rebuild
-from tapestry_egg.rewrite.terms.terms import as_written
+from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import Rule, load_books
-from tapestry_egg.rules.verify.example import example_graph
+from tapestry_egg.rules.verify.instances import example_graph
 from tapestry_egg.tracing.emit import emit
 from tests.rewrite.equal_forms import RULES, agree, data, forced, wide
 from tests.tiers import tiers

@@ -16,7 +16,7 @@ from jax.experimental import io_callback
 import tapestry_egg as te
 from tapestry_egg.pipeline.jit import optimized as optimized_module
 from tapestry_egg.pipeline.jit.optimized import Optimized
-from tapestry_egg.runtime import dispatch
+from tapestry_egg.runtime import compile as compiling
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 
@@ -151,7 +151,7 @@ def test_a_call_that_fails_in_the_end_is_not_made_again(effect: bool) -> None:
 def test_a_version_of_jax_without_such_calls_makes_them_in_python(
     monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
-    monkeypatch.setattr(dispatch, "_maker", lambda: None)
+    monkeypatch.setattr(compiling, "_maker", lambda: None)
     step = te.jit(lambda x, n: x * n, static_argnames="n", cache=False)
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(step(X, n=3)), X * 3)

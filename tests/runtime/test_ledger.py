@@ -31,11 +31,10 @@ from tapestry_egg.machine import costs, tiles
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans import collectives, planned, specs
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime.arguments import donated_arguments
+from tapestry_egg.runtime.compile import donated_arguments
 from tapestry_egg.runtime.emitted import audit, emitted
-from tapestry_egg.runtime.ledger.check import check
+from tapestry_egg.runtime.ledger.check import check, held_at_least
 from tapestry_egg.runtime.ledger.equations import Program, Region, Sent, all_sent
-from tapestry_egg.runtime.ledger.least import held_at_least
 from tapestry_egg.runtime.ledger.memory import held, is_opaque
 from tapestry_egg.runtime.lower import regions
 from tapestry_egg.schedule.lifetimes import Lives

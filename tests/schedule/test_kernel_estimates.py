@@ -13,8 +13,7 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
-from tapestry_egg.schedule.inlining import fusion
-from tapestry_egg.schedule.kernel_estimates import KernelEstimate
+from tapestry_egg.schedule.inlining import KernelEstimate, fusion
 from tests.schedule.test_lifetimes import h100s, made_by, scheduled
 
 X = jax.ShapeDtypeStruct((4096, 4096), jnp.float32)

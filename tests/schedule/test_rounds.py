@@ -17,8 +17,8 @@ from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline.passes import in_pairs
 from tapestry_egg.schedule.flatten import feedback_pairs
-from tapestry_egg.schedule.rounds import in_pairs
 
 N = 256
 SQUARE = jax.ShapeDtypeStruct((N, N), jnp.float32)

@@ -10,7 +10,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.schedule.flatten import FlatProgram, feedback_pairs, flatten
-from tapestry_egg.schedule.updates import updates
+from tapestry_egg.show.account import updates
 
 Tree = Any
 #: Every leaf has a shape of its own, and no value that is made of the data has one of them.

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.show.axis import fit_axis
-from tapestry_egg.show.chart import front_svg
-from tapestry_egg.show.labels import Box, Wish, place_labels, text_width
+from tapestry_egg.show.chart import Box, Wish, front_svg, place_labels, text_width
 from tapestry_egg.show.plot import FrontInfo, FrontPoint, info_of_points, plot_front
 
 SVG = "{http://www.w3.org/2000/svg}"

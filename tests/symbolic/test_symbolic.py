@@ -15,7 +15,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import GraphError, TapestryError, TemplateError
 from tapestry_egg.loom import to_loom
 from tapestry_egg.loom.nodes import APPLICATION, body_of
-from tapestry_egg.loom.tags import PROGRAMS
+from tapestry_egg.loom.read import PROGRAMS
 from tapestry_egg.metakernels.views import View, ViewError, folded_views
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.show.drawing import draw, parse_cover

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from tapestry_egg.syntax_trees import parser_of
+from tapestry_egg.syntax_trees import KeptTrees, parser_of
 
 from .closures import Node
 from .faults import Fault
-from .parsed import KEPT
 
 if TYPE_CHECKING:
     from lark import Lark
@@ -94,3 +94,14 @@ def _expected(names: Iterable[str], parser: Lark) -> str:
             except KeyError:
                 spelled.add(name.lower())
     return f"Expected {', '.join(sorted(spelled)[:12])}." if spelled else ""
+
+
+# Trees made ahead of the texts of all templates and rule books that ship with tapestry-egg.
+#
+# `parsed.json` holds them; `python -m tapestry_egg.rules.language.parse_ahead` writes it anew.
+
+
+_HERE = Path(__file__).parent
+
+#: The trees of shipped texts of the template language.
+KEPT = KeptTrees(_HERE / "template.lark", _HERE / "parsed.json")

@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import ExtractError, TargetError
-from tapestry_egg.extract.front.notes import note
+from tapestry_egg.extract.front.notes import INTERRUPTED, note
+from tapestry_egg.files.plan_cache import PlanCache, chosen_cache, plain_options, plan_key
 from tapestry_egg.machine.devices import memory_limit, network_shape
 from tapestry_egg.machine.objectives import DEVICES
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline.settings import DANGER, Settings
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.quantities import BYTES
+from tapestry_egg.runtime.compile import CompiledPlan, compile
 from tapestry_egg.tracing.constraints import contract_of
 
 from .places import mesh_shape, named_mesh, pinned_leaves
 
 if TYPE_CHECKING:
+    import jax
+
     from tapestry_egg.extract.front.front import Front
     from tapestry_egg.extract.pins.pins import Pins
+    from tapestry_egg.machine.target import Target
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.progress import Progress
     from tapestry_egg.rules.language.book import RuleBook
@@ -127,8 +137,6 @@ def _once(
     like: Plan | None = None,
 ) -> Front:
     """The front of a request, planned where it is not kept: by one process for all."""
-    from .plan_once import plan_once
-
     asking, pins = _pinned(program, request)
     front = plan_once(
         asking,
@@ -255,8 +263,6 @@ def best_plan(front: Front, request: Request) -> Plan:
 
 def compile_best(front: Front, request: Request) -> CompiledPlan:
     """That plan on the request's devices."""
-    from .footprint import compile_within
-
     moves = any(each.kind == "moved" for each in front.notes)
     if moves:
         request = _moving(request)
@@ -319,3 +325,182 @@ def devices_of(mesh: Any | Sequence[Any] | None) -> list[Any]:
         return list(jax.devices())
     given = getattr(mesh, "devices", mesh)
     return list(given.flat) if hasattr(given, "flat") else list(given)
+
+
+# Footprints: what a compiled plan needs of a device's memory, and which plan fits in the end.
+#
+# Peaks follow a model of the compiler, and the compiled module may need more. Where a plan's peak
+# comes near the limit, the module is asked before it runs.
+
+
+# So many plans are compiled at most.
+_TRIES = 4
+
+
+def needed_bytes(compiled: jax.stages.Compiled) -> int | None:
+    """Bytes of one device that an executable needs; None where JAX does not say."""
+    stats = compiled.memory_analysis()
+    if stats is None:
+        return None
+    return int(
+        stats.argument_size_in_bytes
+        + stats.output_size_in_bytes
+        + stats.temp_size_in_bytes
+        - stats.alias_size_in_bytes
+    )
+
+
+def compile_within(
+    plans: Sequence[Plan],
+    mesh: Any,
+    limit: float | None,
+    options: Mapping[str, Any] = MappingProxyType({}),
+) -> CompiledPlan:
+    """The first of the plans, best first, whose compiled module needs no more bytes than the limit.
+    XLA is given the `options` besides those of the plan.
+
+    Plans far below the limit are not asked. A plan that needs more is left for the next one that,
+    if it exceeded its peak as much, would fit; after a few tries the one that needs the least is
+    taken. Either way a warning says so, once.
+    """
+
+    def made_of(plan: Plan) -> CompiledPlan:
+        made = compile(plan, mesh)
+        return replace(made, more_options=options) if options else made
+
+    best = made_of(plans[0])
+    if limit is None or plans[0].costs.peak_bytes <= DANGER * limit:
+        return best
+    tried: list[tuple[int, CompiledPlan]] = []
+    left = list(plans)
+    while left and len(tried) < _TRIES:
+        plan = left.pop(0)
+        made = made_of(plan) if tried else best
+        needed = needed_bytes(made.compile())
+        if needed is None:
+            return made
+        tried.append((needed, made))
+        if needed <= limit:
+            break
+        # What exceeds its peak by as much as this one did does not fit either.
+        ratio = needed / max(plan.costs.peak_bytes, 1)
+        fitting = [p for p in left if p.costs.peak_bytes * ratio <= limit]
+        smaller = [p for p in left if p.costs.peak_bytes < plan.costs.peak_bytes]
+        left = fitting or sorted(smaller, key=lambda p: p.costs.peak_bytes)[:1]
+    needed, chosen = next(((n, c) for n, c in tried if n <= limit), min(tried, key=lambda t: t[0]))
+    if len(tried) > 1 or needed > limit:
+        warnings.warn(_told(tried[0], (needed, chosen), limit, len(tried)), stacklevel=4)
+    return chosen
+
+
+def _told(
+    first: tuple[int, CompiledPlan], chosen: tuple[int, CompiledPlan], limit: float, tries: int
+) -> str:
+    def amount(n: float) -> str:
+        return BYTES.format(n)
+
+    plan = first[1].plan
+    words = (
+        f"plan {plan.name} of {plan.graph.name} was to need {amount(plan.costs.peak_bytes)} per "
+        f"device, compiled it needs {amount(first[0])}, above the limit of {amount(limit)}: "
+    )
+    if chosen[0] <= limit:
+        return words + f"plan {chosen[1].plan.name} runs, which needs {amount(chosen[0])}"
+    return words + (
+        f"of {tries} plans compiled none fits, and plan {chosen[1].plan.name} runs, which needs "
+        f"the least, {amount(chosen[0])}"
+    )
+
+
+# A front, planned once: taken from the cache where it is kept, by one process for all.
+
+
+def plan_once(
+    program: Program,
+    target: Target,
+    asked: Mapping[str, Any],
+    plan: Callable[[], Front],
+    *,
+    devices: Sequence[Any] = (),
+    cache: bool | str | Path | None = None,
+) -> Front:
+    """The front of a program that `plan` gives, or gave before to the same question.
+
+    `asked` is everything else that decides it. What the cache holds is not planned again. Where
+    `devices` belong to several processes, all of them must call this; the first of them plans, and
+    all return its front, certified by each as one from a file is. Raises what `plan` raises, on
+    every process, and PeerError where the processes do not ask for the same.
+    """
+    from tapestry_egg.runtime.processes.distributed import peers_of
+
+    kept = chosen_cache(cache)
+    peers = peers_of(devices) if devices else None
+    if peers is None:
+        return _found_or_planned(program, target, asked, plan, kept)
+
+    from tapestry_egg.files.admission import admit_front
+    from tapestry_egg.files.plan_message import packed, unpacked
+    from tapestry_egg.runtime.processes.rendezvous import environment
+
+    def made() -> bytes:
+        return packed(_found_or_planned(program, target, asked, plan, kept), program)
+
+    doing = f"plan {program.name}"
+    with peers.together():
+        statement = {**environment(devices), **_statement(program, target, asked)}
+        peers.agree(doing, statement)
+        found = unpacked(peers.handed(doing, made), program)  # the first, too: all have the same
+    admit_front(found, f"{doing}: $", asked.get("rules", ()))
+    return found
+
+
+def _found_or_planned(
+    program: Program,
+    target: Target,
+    asked: Mapping[str, Any],
+    plan: Callable[[], Front],
+    cache: PlanCache | None,
+) -> Front:
+    """The front from the cache, else planned now and kept there."""
+    if cache is None:
+        return plan()
+    for known in ({**asked, "like": None}, asked):  # what was planned in full comes first
+        key = plan_key(program, target, known)
+        found = cache.get(key, program, asked.get("rules", ()))
+        if found is not None:
+            return found
+        if not asked.get("like"):
+            break
+    front = plan()
+    if INTERRUPTED not in front.notes:
+        cache.put(key, front, program)
+    return front
+
+
+def _statement(program: Program, target: Target, asked: Mapping[str, Any]) -> dict[str, str]:
+    """What this process is about to plan, in words that differ where plans could."""
+    from tapestry_egg.files.fingerprint import options_form, program_parts
+
+    graph = program.graph
+    parts = program_parts(program)
+    types = ", ".join(str(t) for t in program.input_types)
+    said = {
+        "arguments": f"{_short(types)} ({parts['arguments'][:12]})",
+        "results": parts["results"][:12],
+        "operations": f"{len(graph.operations)} ({parts['operations'][:12]})",
+        "constants": f"{len(graph.constants)} ({parts['constants'][:12]})",
+        # How much memory is free differs a little between devices; the first process's counts.
+        "target": f"{target.spec} ({_digest(options_form(replace(target, hbm_bytes=0)))})",
+    }
+    for name, form in plain_options(asked).items():
+        text = json.dumps(form, sort_keys=True)
+        said[name] = text if len(text) <= 200 else f"{_short(text)} ({_digest(form)})"
+    return said
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _digest(form: Any) -> str:
+    return hashlib.sha256(json.dumps(form, sort_keys=True).encode()).hexdigest()[:12]

@@ -8,20 +8,22 @@ of heads; the others are rows, and heads that share a group. The kernels of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import numpy_dtype
+from tapestry_egg.reference.kernels import reference
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.codec import encode_params
 
-from .bands import Bands
 from .scores import Scores
-from .shapes import Builder
 from .sites import Site, Use, read_site, sites
 from .sums import Foreign, TooLarge
 from .views import Atom, Dims, Views, atoms_of, extent, renamed, unified
@@ -430,3 +432,268 @@ class _Rewrite:
             constants=self.constants,
         )
         return without_unread(in_order(made))
+
+
+# New operations between values: dims brought into another order, grouped, or repeated.
+
+
+@dataclass
+class Builder:
+    """Operations that are made for one place of a program; equal ones are made once."""
+
+    values: list[TensorType]
+    like: Operation  # source, scope and number of recomputation of what is made
+    operations: list[Operation] = field(default_factory=list)
+    known: dict[Any, int] = field(default_factory=dict)
+
+    def make(
+        self, kernel: str, inputs: Sequence[int], type_: TensorType, params: dict[str, Any]
+    ) -> int:
+        """The value of one operation with one result."""
+        key = kernel, tuple(inputs), type_, repr(params)
+        if key not in self.known:
+            (self.known[key],) = self.several(kernel, inputs, [type_], params)
+        return self.known[key]
+
+    def several(
+        self, kernel: str, inputs: Sequence[int], types: Sequence[TensorType], params: Any
+    ) -> list[int]:
+        """The values of one operation."""
+        out = []
+        for type_ in types:
+            self.values.append(type_)
+            out.append(len(self.values) - 1)
+        like = self.like
+        self.operations.append(
+            Operation(
+                kernel,
+                tuple(inputs),
+                tuple(out),
+                params,
+                source=like.source,
+                scope=like.scope,
+                remat=like.remat,
+            )
+        )
+        return out
+
+    def cast(self, v: int, dtype: str) -> int:
+        """The value in a dtype."""
+        type_ = self.values[v]
+        if type_.dtype == dtype:
+            return v
+        params = {"new_dtype": {"$dtype": dtype}, "weak_type": False, "sharding": None}
+        return self.make("convert_element_type", (v,), TensorType(type_.shape, dtype), params)
+
+    def scaled(self, v: int, constant: int) -> int:
+        """The value times a scalar."""
+        return self.make("mul", (v, constant), self.values[v].strong, {"out_dtype": None})
+
+    def reshaped(self, v: int, shape: tuple[int, ...]) -> int:
+        """The value with its elements, in their order, in another shape."""
+        type_ = self.values[v]
+        if type_.shape == shape:
+            return v
+        params = {"new_sizes": list(shape), "dimensions": None, "sharding": None}
+        return self.make("reshape", (v,), TensorType(shape, type_.dtype), params)
+
+    def arranged(self, v: int, dims: Dims, groups: Sequence[Sequence[Atom]]) -> int:
+        """The value `v` of these dims with one dim for each group of atoms, in that order. It is
+        repeated along atoms that it has not, where it has others of the group; groups of which it
+        has none get extent 1."""
+        have = set(atoms_of(dims))
+        wanted = [tuple(g) if have & set(g) else () for g in groups]
+        order = [a for g in wanted for a in g]
+        own = [a for a in order if a in have]
+        if [a for a in atoms_of(dims)] != own:
+            v = self.reshaped(v, tuple(n for _, n in atoms_of(dims)))
+            at = list(atoms_of(dims))
+            permutation = [at.index(a) for a in own]
+            if permutation != sorted(permutation):
+                type_ = TensorType(tuple(n for _, n in own), self.values[v].dtype)
+                v = self.make("transpose", (v,), type_, {"permutation": permutation})
+        if own != order:
+            v = self.reshaped(v, tuple(n for _, n in own))
+            shape = tuple(n for _, n in order)
+            params = {
+                "shape": list(shape),
+                "broadcast_dimensions": [order.index(a) for a in own],
+                "sharding": None,
+            }
+            type_ = TensorType(shape, self.values[v].dtype)
+            v = self.make("broadcast_in_dim", (v,), type_, params)
+        return self.reshaped(v, tuple(extent(g) for g in wanted))
+
+    def put_back(self, v: int, groups: Sequence[Sequence[Atom]], dims: Dims, type_: Any) -> int:
+        """The value whose dims are the groups as one with `dims` of that type."""
+        flat = [a for g in groups for a in g]
+        target = list(atoms_of(dims))
+        if flat != target:
+            v = self.reshaped(v, tuple(n for _, n in flat))
+            permutation = [flat.index(a) for a in target]
+            shape = tuple(n for _, n in target)
+            made = TensorType(shape, self.values[v].dtype)
+            v = self.make("transpose", (v,), made, {"permutation": permutation})
+        v = self.reshaped(v, tuple(extent(d) for d in dims))
+        return self.cast(v, type_.dtype)
+
+
+# Masks that depend on how far a key is from its row alone: read from iotas and comparisons.
+#
+# Such a mask is a function of row - key. It is evaluated once for every distance, so that a causal
+# mask and a window are found whatever comparisons, triangles or constants spell them.
+
+
+# Operations one behind the other that are read; told where a mask has more.
+_MOST_DEPTH = 24
+
+
+@dataclass(frozen=True)
+class Band:
+    """Row t sees the keys t - `back` to t; all of them from the first one where `back` is None."""
+
+    back: int | None
+
+
+@dataclass(frozen=True)
+class _Place:
+    """rows·t + keys·s + offset: an integer that is affine in row and key."""
+
+    rows: int
+    keys: int
+    offset: int
+
+    def plus(self, other: _Place, times: int) -> _Place:
+        """Another one added so many times."""
+        return _Place(
+            self.rows + times * other.rows,
+            self.keys + times * other.keys,
+            self.offset + times * other.offset,
+        )
+
+
+class Bands:
+    """Reads masks over given rows and keys."""
+
+    def __init__(self, views: Views, rows: Sequence[Atom], keys: Sequence[Atom]) -> None:
+        self.views = views
+        self.rows, self.keys = tuple(rows), tuple(keys)
+        self.distances = np.arange(1 - extent(keys), extent(rows))
+
+    def band(self, masks: Sequence[tuple[int, Dims, bool]]) -> Band | None:
+        """The band that masks (value, dims, whether it holds where keys are seen) leave together,
+        None where they are not one."""
+        seen = np.ones(len(self.distances), np.bool_)
+        for v, dims, holds in masks:
+            one = self._flags(v, dims)
+            if one is None:
+                return None
+            seen &= one if holds else ~one
+        past = self.distances >= 0
+        if (seen & ~past).any() or not seen[past].any():
+            return None
+        back = int(self.distances[seen].max())
+        if not (seen == (past & (self.distances <= back))).all():
+            return None
+        if extent(self.rows) - extent(self.keys) > back:
+            return None  # The last rows see no key: a program has its own mean or NaN there.
+        return Band(None if back == self.distances[-1] else back)
+
+    def _flags(self, v: int, dims: Dims, depth: int = 0) -> NDArray[np.bool_] | None:
+        """A flag for every distance."""
+        made = self._read(v, dims, depth)
+        return made if isinstance(made, np.ndarray) and made.dtype == np.bool_ else None
+
+    def _read(self, v: int, dims: Dims, depth: int = 0) -> _Place | NDArray[Any] | None:
+        """A value: an element for every distance, or an integer that is affine in row and key."""
+        views = self.views
+        v, dims = views.see(v, dims)
+        array = views.graph.constants.get(v)
+        if array is not None:
+            return self._constant(np.asarray(array), dims)
+        op = views.maker.get(v)
+        if op is None or not registry.is_light(op, views.graph.values):
+            return None
+        if depth > _MOST_DEPTH:
+            views.ended = True
+            return None
+        sig = views.signature(op)
+        if sig.means == "count":
+            return self._iota(dims[sig.placed[0]])
+        read = [self._read(u, views.operand(u, dims), depth + 1) for u in op.inputs]
+        known = [x for x in read if x is not None]
+        return self._made(op, sig, known) if known and len(known) == len(read) else None
+
+    def _made(
+        self, op: Operation, sig: OperationSignature, read: list[_Place | NDArray[Any]]
+    ) -> _Place | NDArray[Any] | None:
+        places = [x for x in read if isinstance(x, _Place)]
+        if len(places) == len(read):
+            if sig.means in ("sum", "difference"):
+                return places[0].plus(places[1], 1 if sig.means == "sum" else -1)
+            if sig.means == "conversion":
+                return places[0]
+            if sig.means != "comparison":
+                return None
+            less = places[0].plus(places[1], -1)
+            if less.rows != -less.keys:
+                return None
+            distance = less.rows * self.distances + less.offset
+            return self._computed(op, sig, [distance, np.zeros_like(distance)])
+        if any(x.rows or x.keys for x in places):
+            return None
+        return self._computed(op, sig, [x.offset if isinstance(x, _Place) else x for x in read])
+
+    def _computed(
+        self, op: Operation, sig: OperationSignature, operands: Sequence[Any]
+    ) -> NDArray[Any] | None:
+        """What an operation makes, element by element, of elements for every distance."""
+        own, n = sig.outputs[0].matrix, len(self.distances)
+        rows = [(a, b) for p in sig.inputs for a, b in zip(p.matrix, own, strict=False)]
+        if any(a != b and any(a) for a, b in rows) or sig.placed or sig.reduces:
+            return None
+        dtypes = [t.dtype for t in sig.input_types]
+        arrays = [
+            np.broadcast_to(np.asarray(x).astype(numpy_dtype(d)), (n,))
+            for x, d in zip(operands, dtypes, strict=True)
+        ]
+        try:
+            here = registry.signature(op.kernel, op.params, [TensorType((n,), d) for d in dtypes])
+            return reference(op.kernel, op.params, here, arrays)[0]
+        except TemplateError:  # it has no reference
+            return None
+
+    def _iota(self, atoms: tuple[Atom, ...]) -> _Place | None:
+        if atoms == self.rows:
+            return _Place(1, 0, 0)
+        if atoms == self.keys:
+            return _Place(0, 1, 0)
+        return _Place(0, 0, 0) if not atoms else None
+
+    def _constant(self, array: NDArray[Any], dims: Dims) -> Any:
+        if array.size == 1:
+            x = array.reshape(())
+            whole = x.dtype.kind in "iu"
+            return _Place(0, 0, int(x)) if whole else np.full(len(self.distances), x)
+        if atoms_of(dims) not in ((*self.rows, *self.keys), (*self.keys, *self.rows)):
+            return self._line(array, dims)
+        if array.dtype != np.bool_:
+            return None
+        table = array.reshape(extent(self.rows), -1)
+        if atoms_of(dims)[: len(self.rows)] != self.rows:
+            table = array.reshape(extent(self.keys), -1).T
+        out = np.zeros(len(self.distances), np.bool_)
+        for k, distance in enumerate(self.distances):
+            line = np.diagonal(table, -distance)
+            if (line != line[0]).any():
+                return None
+            out[k] = line[0]
+        return out
+
+    def _line(self, array: NDArray[Any], dims: Dims) -> _Place | None:
+        """A constant 0, 1, 2, … along rows or keys, as `np.arange` leaves it."""
+        flat = array.reshape(-1)
+        if flat.dtype.kind not in "iu" or not (flat == flat[0] + np.arange(flat.size)).all():
+            return None
+        place = self._iota(atoms_of(dims))
+        return None if place is None else _Place(place.rows, place.keys, int(flat[0]))

@@ -25,8 +25,8 @@ from tapestry_egg.rules.language.families import FAMILIES
 from tapestry_egg.tracing.constants import may_prepare
 from tapestry_egg.tracing.plain import handles_in
 
+from .rebuild import Node, Terms
 from .requests import OPERATORS, Answers, Applied, Catalogue, rule_forms, splat
-from .terms import Node, Terms
 
 #: How far the rules may go on one graph: the program's algebra saturates early or not at all. No
 #: measurement of the numbers is kept; the front's notes tell of rules that a budget ended.
