@@ -18,8 +18,7 @@ from tapestry_egg.graph.blockgraph import TensorType, given_up
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.compiler_options import GPUS, passed_options
-from tapestry_egg.plans.passed import AUDITED
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.plan import AUDITED, Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.ledger.check import check, check_boundary
 from tapestry_egg.runtime.lower.host_calls import Caller, calls

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.plans.passed import AUDITED
+from tapestry_egg.plans.plan import AUDITED
 from tapestry_egg.plans.specs import partition_spec
 from tapestry_egg.runtime.ledger.check import check
 from tapestry_egg.runtime.lower.host_calls import Caller

@@ -11,8 +11,7 @@ from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.certify.cost_parts import cost_parts
 from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.runtime.compile import CompiledPlan
-from tapestry_egg.runtime.measure.measurement import Measurement, rows_of
-from tapestry_egg.runtime.measure.profile import profiled
+from tapestry_egg.runtime.measure.measurement import Measurement, profiled, rows_of
 from tapestry_egg.scratch import scratch
 
 #: XLA for GPUs then launches every kernel by itself, and the profiler says whose it is.

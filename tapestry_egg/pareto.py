@@ -9,9 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import TypeVar
-
-Value = TypeVar("Value", bound=Sequence[float])
 
 
 def dominates(a: Sequence[float | Fraction], b: Sequence[float | Fraction]) -> bool:

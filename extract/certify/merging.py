@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as
-from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.target import Target, type_together
 from tapestry_egg.plans.plan import Change
 
 from .kernel_work import block_bytes

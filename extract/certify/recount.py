@@ -39,7 +39,7 @@ from tapestry_egg.schedule.flatten import FlatProgram, Instance
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import exchange_costs
 
-from .buffers import buffers
+from .buffers import buffers, in_places
 from .ground import Ground
 from .kernel_work import (
     Work,
@@ -63,7 +63,6 @@ from .moves import (
     turns_on_the_way,
 )
 from .moves import Move as Move
-from .results import in_places
 from .verdict import Buffer, Certificate, Copied, Refused
 
 

@@ -28,8 +28,7 @@ from tapestry_egg.machine.objectives import (
     share_of_least,
 )
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.passed import AUDITED
-from tapestry_egg.plans.plan import Plan, gap_text
+from tapestry_egg.plans.plan import AUDITED, Plan, gap_text
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
 
@@ -445,8 +444,8 @@ class Front:
         stand beside it; `runs` files of what `tapestry-egg run --json` printed. Raises PlanError
         for plans of another program or machine, and for files that hold no run of a plan here.
         """
-        from tapestry_egg.report.baselines import baselines as beside
         from tapestry_egg.report.report import write_report
+        from tapestry_egg.report.runs import baselines as beside
         from tapestry_egg.report.runs import load_runs
 
         known = tuple(beside(self, (baselines or {}).items()))

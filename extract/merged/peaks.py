@@ -15,11 +15,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from tapestry_egg.extract.certify.buffers import buffers
+from tapestry_egg.extract.certify.buffers import buffers, in_places, may_have_places
 from tapestry_egg.extract.certify.kernel_work import held_bytes, kernel_scratch
 from tapestry_egg.extract.certify.merging import Key, copied_apart
 from tapestry_egg.extract.certify.moves import Move, copy_in_memory
-from tapestry_egg.extract.certify.results import in_places, may_have_places
 from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.problem.problem import Floats, Ints
 from tapestry_egg.graph.ids import FlatId

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from tapestry_egg.columns import starred
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
-from tapestry_egg.graph.paths import matching, named_by_part
+from tapestry_egg.graph.pytrees import matching, named_by_part
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.schedule.flatten import close_paths, is_below
 from tapestry_egg.tracing.constraints import KERNEL, Constraint

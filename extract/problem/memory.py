@@ -6,7 +6,7 @@ from where it is issued (`extract/problem/issue_places.py`). Amounts are bytes o
 block.
 
 A result that is not donated has a place of its own in which arrays no larger lie before it is made,
-one at a time (`extract/certify/results.py`). Which do depends on all choices together, and memory
+one at a time (`extract/certify/buffers.py`). Which do depends on all choices together, and memory
 here is a sum over them. So it is counted several times over, each time from below: once all arrays,
 and results from when they are made on; and for each of some sizes only the arrays that are larger,
 beside the places of all results that are not. No array of the one kind lies in a place of the
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.tiles import stored_bytes
+from tapestry_egg.machine.target import stored_bytes
 from tapestry_egg.schedule.lifetimes import constrained_source, left_as_results, lifetimes
 from tapestry_egg.schedule.lying import LEAST_PLACE, made_straight, read_straight, window_dims
 from tapestry_egg.schedule.schedules import Schedule

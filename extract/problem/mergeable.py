@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as, collective_seconds
-from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.target import Target, type_together
 
 from .columns import Columns
 from .problem import Floats, Ints

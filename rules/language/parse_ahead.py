@@ -11,9 +11,8 @@ from typing import Any
 
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.instantiate import ALIGNED
-from tapestry_egg.metakernels.language.expressions import Expression, PassageText
+from tapestry_egg.metakernels.language.expressions import KEPT, Expression, PassageText, parsed
 from tapestry_egg.metakernels.language.faults import Fault
-from tapestry_egg.metakernels.language.parsing import KEPT, parsed
 from tapestry_egg.metakernels.language.patterns import Pattern
 
 from .book import book_names, load_book

@@ -8,7 +8,7 @@ from typing import Any
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 
-from .draws import Draw, Known, Proposal, first
+from .samples import Draw, Known, Proposal, first
 
 
 def dot(kernel: str, known: Known, draw: Draw) -> Proposal | None:

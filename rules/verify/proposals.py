@@ -17,8 +17,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.rules.language.families import MAP, MAP2
 
 from .contractions import conv, dot, ragged, weighted
-from .draws import DTYPES, Draw, Known, Proposal, first
-from .samples import NOTHING, sampled
+from .samples import DTYPES, NOTHING, Draw, Known, Proposal, first, sampled
 
 # Proposals of reads and writes at places that are data: gathers and scatters of every form.
 

@@ -27,7 +27,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rules.language.book import Rule
 
-from .draws import DTYPES
+from .samples import DTYPES
 
 Array = NDArray[Any]
 #: The numbers that a rule speaks of, in order.

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import islice
@@ -36,7 +36,6 @@ from tapestry_egg.rewrite.terms.requests import OPERATORS, Form, rule_sides
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, schema
 from tapestry_egg.rules.language.receipts import content, receipts
 
-from .choice import Unlike
 from .compare import (
     differs_by_rounding,
     differs_exactly,
@@ -48,7 +47,7 @@ from .compare import (
     widest,
 )
 from .evaluate import PRIME, Array, NoReference, NoValue, Numbers, Program, Ready, has_field
-from .instances import Drawn, Instance, instances, jax_takes
+from .instances import Drawn, Instance, Unlike, instances, jax_takes
 from .laws import Node, Side, sides
 from .proofs import Prover
 from .values import EXTREME, FINITE, MASKS, MODERATE, ROUNDED, Landmarks, landmarks, mixtures
@@ -235,11 +234,6 @@ _FAILS = {
     "actual": ("its two sides round differently than its numerics class allows", _CLASS),
     "integer": ("its two sides differ", _NARROW),
 }
-
-
-def verify_rules(rules: Iterable[Rule], seed: int = 0) -> list[Verdict]:
-    """Try several rules. Raises what `verify_rule` raises for the first that fails."""
-    return [v for rule in rules if (v := verify_rule(rule, seed)) is not None]
 
 
 #: Why a kernel without one of its parameters is no operation.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.machine.fusion_costs import FusionCosts
+from tapestry_egg.machine.target import FusionCosts
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import schedule

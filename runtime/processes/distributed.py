@@ -29,7 +29,7 @@ from typing import Any
 
 from tapestry_egg import errors
 from tapestry_egg.errors import PeerError, TapestryError
-from tapestry_egg.slow import CALL, logger
+from tapestry_egg.progress import CALL, logger
 
 #: Names how many seconds a process may stay away before the others give up on it.
 PATIENCE = "TAPESTRY_EGG_PEER_SECONDS"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,7 +19,7 @@ from tapestry_egg.errors import TapestryError
 from tapestry_egg.parallel.deadline import end_as_interrupted
 from tapestry_egg.progress import VERBS
 
-from . import INTERRUPTED, calibrate, census, explain, graphs, kernels, recipes, searches
+from . import INTERRUPTED, census, explain, graphs, kernels, searches
 from . import read as cli_read
 from . import report as reports
 from . import rules as cli_rules
@@ -35,9 +35,6 @@ from .console import (
     complain,
     print_json,
 )
-
-if TYPE_CHECKING:
-    pass
 
 NAME = "tapestry-egg"
 
@@ -144,11 +141,11 @@ for command in (
     cli_read.front,
     explain.explain,
     reports.report,
-    recipes.recipes,
+    reports.recipes,
     cli_rules.rules,
     kernels.kernels,
     cli_targets.targets,
-    calibrate.calibrate,
+    cli_targets.calibrate,
     cli_rules.verify,
 ):
     app.command()(command)

@@ -58,12 +58,12 @@ def census(
 
 
 def _graph(name: str) -> BlockGraph:
-    from tapestry_egg.interop.foreign import is_program, load_program
+    from tapestry_egg.tracing.entry import is_entry, load_entry
 
-    if is_program(name):
+    if is_entry(name):
         from tapestry_egg.tracing.trace import trace
 
-        entry = load_program(name)
+        entry = load_entry(name)
         return trace(entry.function, *entry.arguments, name=entry.name).graph
     loaded = load_any(name)
     if not hasattr(loaded, "graph"):

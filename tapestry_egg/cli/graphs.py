@@ -48,11 +48,11 @@ def trace(
 
 def _trace_to(program: str, out: Path, on_progress: Progress, loom: bool = False) -> None:
     from tapestry_egg.files.files import save
-    from tapestry_egg.interop.foreign import load_program
     from tapestry_egg.progress import Phase
+    from tapestry_egg.tracing.entry import load_entry
 
     host_only()
-    entry = load_program(program)
+    entry = load_entry(program)
     on_progress(Phase("trace", subject=entry.name))
     from tapestry_egg.tracing.entry import file_of, line_in, user_error
     from tapestry_egg.tracing.trace import trace as trace_function
@@ -92,10 +92,10 @@ def graph_files(
 
 
 def _files_of(text: str, out: Path, on_progress: Progress) -> list[Path]:
-    from tapestry_egg.interop.foreign import is_program
+    from tapestry_egg.tracing.entry import is_entry
 
     path = Path(text)
-    if is_program(text):
+    if is_entry(text):
         name = re.sub(r"\.(py|mlir|stablehlo|jax|jaxexport)$", "", path.name.replace(".py:", "-"))
         _trace_to(text, out / f"{name}.json", on_progress)
         return [out / f"{name}.json"]

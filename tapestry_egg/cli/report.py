@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import File, Kernels, as_front, load_any, load_front
+from .console import File, Json, Kernels, as_front, load_any, load_front, print_json
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front
@@ -83,3 +83,25 @@ def report_of(name: str, out: Path, asked: str) -> Path:
     if path.suffix.lower() not in (".html", ".htm"):
         path = path / f"{name}.html"
     return load_front(str(out / f"{name}.front.json")).report(path)
+
+
+# The command `tapestry-egg recipes`.
+
+
+def recipes(
+    file: File,
+    work: Annotated[
+        float, typer.Option(min=0.1, help="Effort for each, about seconds of one processor.")
+    ] = 2.0,
+    kernels: Kernels = None,
+    as_json: Json = False,
+) -> None:
+    """What data parallelism and full sharding would take beside a front.
+
+    The batch is found from the program. Each recipe is layouts of arguments alone, with the best
+    plan that is found for them.
+    """
+    from tapestry_egg.pipeline.settings import Settings
+
+    found = load_front(file).recipes(settings=Settings(work=work, front=False))
+    print_json(found.data()) if as_json else print(found)

@@ -18,9 +18,8 @@ from tapestry_egg.files import problem_file
 from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.pipeline import searches
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
-from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.settings import Settings
-from tapestry_egg.pipeline.state import State
+from tapestry_egg.pipeline.state import State, read_question
 from tapestry_egg.progress import Progress
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 

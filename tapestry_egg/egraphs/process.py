@@ -14,11 +14,10 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.parallel.child import Child
+from tapestry_egg.parallel.serving import Child
 from tapestry_egg.rules.language.book import Rule, commands
 
 from .timeline import Tick
@@ -73,12 +72,7 @@ class EGraph:
     def __enter__(self) -> EGraph:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None or isinstance(error, RuleError):
             _idle.append(self._worker)
         else:

@@ -18,6 +18,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,7 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front, audit
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.packed import read_unpacked
-from tapestry_egg.plans.passed import CERTIFIED
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.plan import CERTIFIED, Plan
 from tapestry_egg.printable import brief
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.tracing.arguments import a
@@ -46,27 +46,29 @@ from tapestry_egg.tracing.graph_documents import (
 from tapestry_egg.tracing.trace import Program
 
 from .admission import admit, admit_front, check_head
-from .front_documents import (
+from .fingerprint import is_certified, keep
+from .plan_documents import (
     FrontRecord,
+    OriginRecord,
+    PlanRecord,
     front_document,
     front_from_document,
     front_from_record,
-)
-from .plan_documents import (
-    OriginRecord,
-    PlanRecord,
     origin_from_record,
     origin_record,
     plan_from_record,
     plan_record,
 )
-from .receipts import is_certified, keep
 
 if TYPE_CHECKING:
-    from tapestry_egg.loom.read import Covers
+    from tapestry_egg.reference.executor import Covers
 
 #: Versions by kind. Plans and fronts of version 1 held no program that they could be held against.
 VERSIONS = {"graph": 1, "plan": 3, "front": 3}
+
+
+#: Keys of documents of other tools -> the plugin whose `program_from_document` reads them.
+_FOREIGN = {"nodes": "loom.read"}
 
 
 class GraphFile(GraphRecord, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -172,10 +174,10 @@ def _load(
         return _known(data, where), {}
     document = _decoded(data, path)
     try:
-        if "tapestry_egg" not in document and "nodes" in document:
-            from tapestry_egg.loom import loom_from_json, program_from_loom
-
-            return program_from_loom(loom_from_json(document, where), where, shards=shards)
+        for key, plugin in _FOREIGN.items():
+            if "tapestry_egg" not in document and key in document:
+                reader = import_module(f"tapestry_egg.{plugin}").program_from_document
+                return reader(document, where, shards=shards)
         found = _loaded(document, where, rules, certify, Path(path).parent)
     except RecursionError:
         raise GraphError("nested too deeply", where=where) from None

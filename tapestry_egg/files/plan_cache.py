@@ -30,6 +30,7 @@ from tapestry_egg.rules.language.receipts import content
 from tapestry_egg.rules.verify.trust import cache_folder
 
 from .fingerprint import (
+    OFF,
     code_digest,
     installed,
     options_digest,
@@ -37,7 +38,6 @@ from .fingerprint import (
     program_fingerprint,
 )
 from .plan_message import packed, unpacked
-from .receipts import OFF
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.front.front import Front

@@ -23,7 +23,7 @@ from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.tracing.codec import HANDLES
 from tapestry_egg.tracing.plain import handles_in
 
-from .front_documents import front_document, front_from_document
+from .plan_documents import front_document, front_from_document
 
 if TYPE_CHECKING:
     from tapestry_egg.tracing.trace import Program

@@ -11,11 +11,10 @@ from tapestry_egg.errors import TraceError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.sources import short_file
 from tapestry_egg.interop.stablehlo.module import MARK, Module
-from tapestry_egg.tracing import entry
 from tapestry_egg.tracing.trace import Program, trace
 
-#: Endings of files that hold StableHLO, and of those that hold an exported function.
-STABLEHLO, EXPORTED = (".mlir", ".stablehlo"), (".jax", ".jaxexport")
+#: Endings of files that hold an exported function; others hold StableHLO.
+EXPORTED = (".jax", ".jaxexport")
 
 
 def from_stablehlo(text: str | bytes, name: str = "", *, file: str = "module") -> Program:
@@ -69,21 +68,6 @@ def from_export(exported: Any, name: str = "", *, file: str = "") -> Program:
         ]
 
     return _program(module, flat, called, (exported.in_tree, exported.out_tree, exported.in_avals))
-
-
-def is_program(text: str) -> bool:
-    """Whether `text` names a program (`FILE.py`, `FILE.py:NAME`, a StableHLO module, an exported
-    function), and not a saved file."""
-    return entry.is_entry(text) or Path(text).suffix in (*STABLEHLO, *EXPORTED)
-
-
-def load_program(text: str) -> entry.Entry:
-    """The program that `text` names, ready to trace; it takes no arguments where it is read from a
-    file of another tool's. Raises TraceError where it cannot be read."""
-    if entry.is_entry(text) or not is_program(text):
-        return entry.load_entry(text)
-    made = from_file(Path(text))
-    return entry.Entry(made.name, made, ())
 
 
 def from_file(path: Path) -> Program:

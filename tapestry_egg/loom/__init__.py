@@ -21,5 +21,5 @@ from .nodes import loom_to_json as loom_to_json
 from .nodes import write_loom as write_loom
 from .read import from_loom as from_loom
 from .read import program_from_loom as program_from_loom
-from .sharding import sharded as sharded
+from .write import sharded as sharded
 from .write import to_loom as to_loom

@@ -43,6 +43,7 @@ from .nodes import (
     RangeRecord,
     SelectionRecord,
     body_of,
+    loom_from_json,
 )
 
 
@@ -71,6 +72,13 @@ def program_from_loom(
     where = where or f"Loom graph {loom.id}: $"
     (PROGRAMS if any(loom.of_kind(APPLICATION)) else UNSHARDED).check(loom, where)
     return _Reader(loom, where, shards).program()
+
+
+def program_from_document(
+    document: Mapping[str, Any], where: str, *, shards: bool
+) -> tuple[Program, dict[tuple[int, ...], tuple[ZRange, ...]]]:
+    """The same of a Loom graph as JSON."""
+    return program_from_loom(loom_from_json(document, where), where, shards=shards)
 
 
 class _Reader:
@@ -239,9 +247,6 @@ def _unfold_box(box: ZRange, signature: OperationSignature) -> ZRange:
 # Weak types, constants, source lines, regions, the order of inputs and pytrees have no place in
 # Loom. They go into tags, and into a parameter for regions, so that nothing is lost on the way.
 
-
-#: Operation number -> boxes of its index space, as the reference executor takes them.
-Covers = Mapping[tuple[int, ...], Sequence[ZRange]]
 
 PROGRAM, VALUE, ORIGIN = "tapestry-egg:Program", "tapestry-egg:Value", "tapestry-egg:Origin"
 REGIONS = "$regions"

@@ -10,9 +10,8 @@ from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
-from tapestry_egg.metakernels.language.projections import ProjectionForm, RowsText
 from tapestry_egg.metakernels.language.scopes import Inner, Names, Scope
-from tapestry_egg.metakernels.language.template import Reduction, Template
+from tapestry_egg.metakernels.language.template import ProjectionForm, Reduction, RowsText, Template
 from tapestry_egg.metakernels.signatures.amounts import Polynomial
 from tapestry_egg.metakernels.signatures.parameters import plain
 from tapestry_egg.metakernels.signatures.signature import (

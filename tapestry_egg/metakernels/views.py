@@ -2,8 +2,7 @@
 
 Every cell of a view is one cell of its base: cell v is cell A·v + b. Selecting, permuting,
 reversing, slicing with a step, and repeating along a new dim are such maps, they compose, and cost
-nothing. What routes between several tensors (concatenation, interleaving) is a `Composite`: pieces
-that are views, each with its place.
+nothing.
 """
 
 from __future__ import annotations
@@ -238,11 +237,6 @@ class View:
         )
         return np.lib.stride_tricks.as_strided(first, self.shape, steps, writeable=False)
 
-    @property
-    def is_identity(self) -> bool:
-        """Whether it is the base itself."""
-        return self == View.of(self.base)
-
     def show(self, names: Sequence[str] = ()) -> str:
         """What is read for the view's dims i0, i1, ..: `[3-i0, 2i1]`."""
         return self.projection().show(names)
@@ -274,92 +268,6 @@ class View:
                 for row, b in zip(self.matrix, self.offset, strict=True)
             ),
         )
-
-
-# ---- several tensors as one --------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A view of tensor `tensor` that fills `place`, a view of the composite of equal shape."""
-
-    tensor: int
-    source: View
-    place: View
-
-
-@dataclass(frozen=True, slots=True)
-class Composite:
-    """A tensor that is put together from pieces of others, every cell from exactly one."""
-
-    shape: Ints
-    pieces: tuple[Piece, ...]
-
-    @staticmethod
-    def concat(shapes: Sequence[Sequence[int]], dim: int) -> Composite:
-        """The tensors of these shapes after each other along dim `dim`."""
-        rank = len(shapes[0]) if shapes else 0
-        if not -rank <= dim < rank:
-            raise ViewError(f"there is no dim {dim} to concatenate {list(map(list, shapes))} along")
-        d = dim % rank
-        if len({(*s[:d], *s[d + 1 :]) for s in map(tuple, shapes)}) != 1:
-            raise ViewError(f"{list(map(list, shapes))} do not concatenate along dim {dim}")
-        whole = (*shapes[0][:d], sum(s[d] for s in shapes), *shapes[0][d + 1 :])
-        pieces, at = [], 0
-        for k, s in enumerate(shapes):
-            pieces.append(Piece(k, View.of(s), View.of(whole).slice(d, at, at + s[d])))
-            at += s[d]
-        return Composite(tuple(whole), tuple(pieces))
-
-    @staticmethod
-    def interleave(shapes: Sequence[Sequence[int]], dim: int) -> Composite:
-        """Cell i of dim `dim` from tensor i mod n; earlier tensors may be one longer."""
-        rank = len(shapes[0]) if shapes else 0
-        if not -rank <= dim < rank:
-            raise ViewError(f"there is no dim {dim} to interleave {list(map(list, shapes))} along")
-        d, n = dim % rank, len(shapes)
-        total = sum(s[d] for s in shapes)
-        whole = (*shapes[0][:d], total, *shapes[0][d + 1 :])
-        for k, s in enumerate(shapes):
-            if (*s[:d], *s[d + 1 :]) != (*whole[:d], *whole[d + 1 :]) or s[d] != len(
-                range(k, total, n)
-            ):
-                raise ViewError(f"{list(map(list, shapes))} do not interleave along dim {dim}")
-        places = (View.of(whole).slice(d, k, None, n) for k in range(n))
-        pieces = (
-            Piece(k, View.of(s), p) for k, (s, p) in enumerate(zip(shapes, places, strict=True))
-        )
-        return Composite(tuple(whole), tuple(pieces))
-
-    def cover(self) -> tuple[ZRange, ...]:
-        """The boxes of the composite that the pieces fill, one by one.
-
-        As a cover of the index of an operation that reads the composite cell by cell, it makes
-        shards that read one tensor each, so that the composite need not exist. Raises ViewError
-        where a piece does not fill a box, as when interleaved.
-        """
-        boxes = []
-        for piece in self.pieces:
-            box = piece.place.projection().image(ZRange.from_shape(piece.place.shape))
-            if box.size != prod(piece.place.shape):
-                raise ViewError(f"piece {piece.tensor} fills cells of {box} only here and there")
-            boxes.append(box)
-        return tuple(boxes)
-
-    def read(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
-        """The composite itself, copied together."""
-        out = np.empty(self.shape, arrays[0].dtype)
-        for piece in self.pieces:
-            place = piece.place
-            whole = out[tuple(slice(b, None) for b in place.offset)]
-            steps = tuple(
-                sum(row[d] * s for row, s in zip(place.matrix, out.strides, strict=True))
-                for d in range(place.rank)
-            )
-            if 0 not in place.shape:
-                target = np.lib.stride_tricks.as_strided(whole, place.shape, steps)
-                target[...] = piece.source.read(arrays[piece.tensor])
-        return out
 
 
 # ---- views in graphs ---------------------------------------------------------------------------

@@ -28,13 +28,11 @@ from concurrent.futures import (
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib import import_module
-from types import TracebackType
 from typing import Any
 
 from tapestry_egg.errors import TapestryError
 
-from .child import Child
-from .serving import DONE, FAILED, REFUSED, STOPPED, error_of, receive, send
+from .serving import DONE, FAILED, REFUSED, STOPPED, Child, error_of, receive, send
 
 #: Takes what a call says while it runs: the number of the call, and the data.
 Heard = Callable[[int, Any], None]
@@ -134,13 +132,8 @@ class Processes(Executor):
             for child in self._children:
                 child.process.kill()
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_val: BaseException | None,
-        exc_tb: TracebackType | None,
-    ) -> None:
-        if exc_type is not None:
+    def __exit__(self, *error: object) -> None:
+        if error[0] is not None:
             self.kill()
         self.shutdown(wait=True)
 

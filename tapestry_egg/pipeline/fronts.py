@@ -23,8 +23,7 @@ from tapestry_egg.extract.front.sizes import Room
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.machine.target import Target
-from tapestry_egg.plans.passed import AUDITED, CERTIFIED
-from tapestry_egg.plans.plan import Origin, Plan
+from tapestry_egg.plans.plan import AUDITED, CERTIFIED, Origin, Plan
 from tapestry_egg.quantities import TIME
 from tapestry_egg.rules.language.book import is_shipped
 from tapestry_egg.schedule.schedules import Schedule

@@ -26,9 +26,8 @@ from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
 from . import fronts, passes, searches, verify
 from .fronts import audit_front
-from .question import read_question
 from .settings import Settings
-from .state import Network, State
+from .state import Network, State, read_question
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.blockgraph import BlockGraph

@@ -134,7 +134,6 @@ def rehearse(
     simulate_devices(plan.mesh.devices)
     import jax
 
-    from tapestry_egg.interop.foreign import load_program
     from tapestry_egg.runtime.compile import compile
     from tapestry_egg.runtime.measure.compare import compare
     from tapestry_egg.runtime.measure.numerics import (
@@ -144,9 +143,10 @@ def rehearse(
         shaken,
     )
     from tapestry_egg.tracing.emit import emit
+    from tapestry_egg.tracing.entry import load_entry
 
     types = [plan.graph.values[v] for v in plan.graph.inputs]
-    entry = load_program(program) if program else None
+    entry = load_entry(program) if program else None
     leaves = _leaves(entry, types) if entry else random_arguments(types, seed)
     leaves = [x if is_key(x) else np.asarray(x) for x in leaves]
 

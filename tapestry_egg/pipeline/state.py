@@ -2,28 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from tapestry_egg.atomic import check_writable
 from tapestry_egg.egraphs.timeline import Tick
+from tapestry_egg.errors import ExtractError, TargetError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.notes import INTERRUPTED, Note
+from tapestry_egg.extract.pins.pins import Pins
+from tapestry_egg.extract.pins.value_pins import constrained, split_pins
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.objectives import Objective, objective
-from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.objectives import (
+    DEVICES,
+    DOLLARS,
+    JOULES,
+    OBJECTIVES_BY_NAME,
+    PEAK_BYTES,
+    Objective,
+    amounts,
+    objective,
+)
+from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.machine.topology import even_parts, parts
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.progress import Phase, Progress
 from tapestry_egg.rewrite.form import Form
-from tapestry_egg.rules.language.book import RuleBook
+from tapestry_egg.rules.language.book import RuleBook, load_books, permitted
+from tapestry_egg.rules.verify.trust import ensure_verified
+from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.shard.encode import Encoding
 from tapestry_egg.shard.strategies import Saturated
+from tapestry_egg.tracing.arguments import (
+    check_books,
+    check_graph,
+    check_limits,
+    check_meshes,
+    check_objectives,
+    check_settings,
+)
 
 from .settings import Settings
-from .words import Words
+from .words import Words, read_words
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.choices.once import JoinedUnits
@@ -32,6 +59,7 @@ if TYPE_CHECKING:
     from tapestry_egg.extract.front.sizes import Room
     from tapestry_egg.extract.problem.assemble import PlanProblem
     from tapestry_egg.files.search_file import SearchFile
+    from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.tracing.trace import Program
 
@@ -166,3 +194,154 @@ class State:
 
     def tell(self, phase: Phase) -> None:
         self.question.tell(phase)
+
+
+# The question: the arguments of `optimize`, checked, and read into what the passes work on.
+
+
+def read_question(
+    graph: Program | BlockGraph,
+    target: str | Path | Target,
+    objectives: Sequence[str | Objective],
+    *,
+    limits: Mapping[str, float | str] | None = None,
+    books: Sequence[str | Path | RuleBook],
+    state: Mapping[str, str] | None = None,
+    numerics: str = "reorders",
+    mesh_shapes: Sequence[MeshShape] | None = None,
+    mesh: Any = None,
+    pins: Pins | None = None,
+    in_shardings: Any = None,
+    out_shardings: Any = None,
+    settings: Settings,
+    executor: Executor | None = None,
+    tell: Progress | None = None,
+    price: float | None = None,
+    idle: str | None = None,
+    resume: str | Path | None = None,
+    like: Plan | None = None,
+) -> Question:
+    """What `optimize` is asked. Raises TargetError, RuleError, GraphError and ExtractError for what
+    does not fit; every rule is verified before it is used."""
+    check_graph(graph, "optimize")
+    check_objectives(objectives)
+    check_limits(limits)
+    check_meshes(mesh_shapes)
+    check_books(books)
+    check_settings(settings)
+    if like is not None and not isinstance(like, Plan):
+        raise ExtractError(
+            f"{like!r:.40} is no plan", where="like", hint="Give one of a front: front.best()."
+        )
+    machine = target if isinstance(target, Target) else load_target(target)
+    if price is not None:
+        machine = machine.at_price(price)
+    machine = replace(machine, overlaps=settings.overlap)
+    if idle is not None:
+        machine = replace(machine, idle_counted=_idle_counted(idle))
+    bounds = amounts(limits)
+    if machine.usable_bytes is not None:  # whatever is asked for, a plan is to run
+        bounds.setdefault(PEAK_BYTES.name, float(machine.usable_bytes))
+    _check_price(machine, (*objectives, *bounds))
+    wanted = tuple(k if k in OBJECTIVES_BY_NAME else objective(k) for k in objectives)
+    counts, omitted = _devices(machine, wanted, bounds, settings.front)
+    program, block_graph = _split(graph)
+    split = split_pins(block_graph, pins)
+    if split.inside:
+        block_graph = constrained(block_graph, split.inside)
+        program = replace(program, graph=block_graph)
+    sets = permitted(load_books(books), numerics)
+    ensure_verified(sets, executor)
+    words = read_words(
+        program,
+        machine,
+        mesh,
+        split.inputs,
+        in_shardings,
+        out_shardings,
+        mesh_shapes,
+        settings.first_axes,
+        counts,
+        [p.pin for p in split.inside],
+        split.results,
+    )
+    return Question(
+        graph=block_graph,
+        program=program,
+        machine=machine,
+        objectives=wanted,
+        limits=bounds,
+        books=tuple(sets),
+        words=words,
+        pairs=words.pairs(feedback_pairs(block_graph, {**program.state, **(state or {})})),
+        settings=settings,
+        executor=executor,
+        tell=tell or _silent,
+        named_shapes=mesh_shapes is not None,
+        kept=None if resume is None else _kept(resume),
+        like=like,
+        unsearched_parts=omitted if words.fixed.contract is None and not mesh_shapes else (),
+    )
+
+
+def _kept(resume: str | Path) -> SearchFile:
+    from tapestry_egg.files.search_file import SearchFile  # most searches are not kept
+
+    check_writable(resume)
+    return SearchFile.open(resume)
+
+
+def _idle_counted(idle: str) -> bool:
+    if idle not in ("free", "counted"):
+        raise ExtractError(
+            f"{idle!r:.40} is neither free nor counted",
+            where="idle",
+            hint="Devices that a plan leaves unused draw nothing, or what idle ones draw.",
+        )
+    return idle == "counted"
+
+
+def _devices(
+    machine: Target,
+    objectives: Sequence[str | Objective],
+    limits: Mapping[str, float],
+    front: bool,
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The numbers of devices that plans may have, falling, and those of parts that are left out.
+
+    All of the machine's, unless fewer are better in an objective or asked for by a limit. Without
+    energy or the number itself among the objectives, and where only the fastest plan is wanted,
+    devices whose number divides another are no better than that: what runs on them runs on more as
+    fast, and as small, several times over. Raises ExtractError where no part is small enough.
+    """
+    most = int(min(limits.get(DEVICES.name, math.inf), machine.devices))
+    asked = [objective(k) for k in (*objectives, *limits) if k != DEVICES.name or k in objectives]
+    if most < 1:
+        raise ExtractError("no plan has less than one device", where="limits")
+    if most == machine.devices and not any(o.by_devices for o in asked):
+        return (most,), ()
+    found = even_parts(machine.shape, most)
+    fewer = any(o.by_devices or o == JOULES or o.finder == "plan" for o in asked)
+    if not front or not fewer:
+        return tuple(n for n in found if not any(m > n and m % n == 0 for m in found)), ()
+    return found, tuple(n for n in parts(machine.shape, most) if n not in found)
+
+
+def _check_price(machine: Target, asked: Sequence[str | Objective]) -> None:
+    """Raise TargetError where dollars are asked for of a machine without a price."""
+    if machine.price is None and DOLLARS.name in asked:
+        raise TargetError(
+            f"nothing is known of the price of {machine.name}",
+            hint="Give dollars per device and hour: price=2.5, or --price 2.5.",
+        )
+
+
+def _split(graph: Program | BlockGraph) -> tuple[Program, BlockGraph]:
+    from tapestry_egg.tracing.trace import Program
+
+    program = graph if isinstance(graph, Program) else Program.of(graph)
+    return program, program.graph
+
+
+def _silent(_: Phase) -> None:
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
@@ -322,7 +323,7 @@ class Plan:
 
         Raises ExtractError for a plan of which it is not told what machine it was made for.
         """
-        from tapestry_egg.extract.certify.utilization import utilization
+        from tapestry_egg.extract.certify.cost_parts import utilization
 
         return utilization(self)
 
@@ -494,3 +495,27 @@ class Plan:
     def gap_shown(self) -> str:
         """The gap as tables have it: `2.34%`, `~2.34%` if it is not proven, `-` without bound."""
         return gap_text(self.gap, self.is_proven)
+
+
+# Plans that have passed a check in this process, so that none is checked twice.
+
+
+class Passed:
+    """A set of plans as objects: a plan is frozen, and one that is changed is another object."""
+
+    def __init__(self) -> None:
+        self._plans: dict[int, weakref.ref[Plan]] = {}
+
+    def add(self, plan: Plan) -> None:
+        # Those that are gone are dropped here: what a weak reference calls would swallow Ctrl-C.
+        for gone in [k for k, known in self._plans.items() if known() is None]:
+            del self._plans[gone]
+        self._plans[id(plan)] = weakref.ref(plan)
+
+    def __contains__(self, plan: Plan) -> bool:
+        known = self._plans.get(id(plan))
+        return known is not None and known() is plan
+
+
+#: By the certificate, by the ledger.
+CERTIFIED, AUDITED = Passed(), Passed()

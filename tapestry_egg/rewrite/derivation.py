@@ -172,7 +172,7 @@ def replay(
     `rules` are rules by name. Steps inside regions are taken there; recomputations are made from
     the numbers that they hold. Raises RuleError for a step that its rules do not allow.
     """
-    from tapestry_egg.rewrite.recomputation.second_instances import retake
+    from tapestry_egg.rewrite.recomputation.second_places import retake
     from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
     from tapestry_egg.tracing.constants import prepare
 

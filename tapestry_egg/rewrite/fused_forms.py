@@ -27,7 +27,7 @@ from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, SHIFTS, RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts, shifts
-from tapestry_egg.rewrite.streams import blocks, contractions, large_inside, micro_batches
+from tapestry_egg.rewrite.streams import blocks, large_inside, micro_batches, temporal
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.rules.language.book import RuleBook
@@ -237,15 +237,15 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
     if n < _SQUARE or math.isinf(limit):
         return ()
     values = form.graph.values
-    for _, op in contractions.largest_products(form.graph)[:1]:
+    for _, op in temporal.largest_products(form.graph)[:1]:
         gathered = sum(values[v].nbytes for v in op.inputs) / math.sqrt(n)
         held = peak_alone(form.graph, target) / n + gathered
         if held <= _FITS * limit or gathered < LEAST_SAVED * held:
             return ()
-        made = contractions.with_blocks_of_sums(form.graph)
+        made = temporal.with_blocks_of_sums(form.graph)
         if made is not form.graph:
             what = "the products that read most", "loops over blocks of their sums"
-            return (_changed(form, target, made, contractions.RULE, *what),)
+            return (_changed(form, target, made, temporal.RULE, *what),)
     return ()
 
 

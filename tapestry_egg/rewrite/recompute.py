@@ -18,8 +18,11 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
-from tapestry_egg.rewrite.recomputation.second_instances import Recomputation, with_second_instances
-from tapestry_egg.rewrite.recomputation.second_reads import SecondReads
+from tapestry_egg.rewrite.recomputation.second_places import (
+    Recomputation,
+    SecondReads,
+    with_second_instances,
+)
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.schedule.traffic import traffic_of

@@ -37,7 +37,7 @@ from functools import cached_property, partial, wraps
 from typing import TypeVar, cast
 
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.fusion_costs import FusionCosts
+from tapestry_egg.machine.target import FusionCosts
 
 from .flatten import Instance
 from .inlining import Fusion, fusion

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph
+from tapestry_egg.reference.executor import Covers
 from tapestry_egg.zspace import ZRange
 
-from .pages import Covers, graph_pages, plan_pages, signature_of
+from .pages import graph_pages, plan_pages, signature_of
 from .picture import Page, dot_text
 from .picture_svg import drawn_page, pages_svg
 

@@ -13,8 +13,7 @@ from tapestry_egg.plans.plan import Lane, Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, TIME
 
-from .axis import Axis, time_axis
-from .chart import FONT, text_width
+from .chart import FONT, Axis, text_width, time_axis
 
 _LEFT, _RIGHT, _ROW = 96.0, 1000.0, 34.0  # pixels; _ROW is the height of a lane
 _MEMORY = 120.0  # height of the memory curve

@@ -29,6 +29,7 @@ from tapestry_egg.plans.fetch import group_of, produced_layouts
 from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.plans.planned import Moved, moved_by
 from tapestry_egg.quantities import BYTES
+from tapestry_egg.reference.executor import Covers
 from tapestry_egg.zspace import ZRange
 
 from .layout import ranks
@@ -36,8 +37,6 @@ from .picture import Item, Kind, Link, Page, Picture
 
 #: (operation, region) pairs that lead to a graph of a program.
 Path = tuple[tuple[int, int], ...]
-#: Path of an operation -> boxes of its index space, as the reference executor takes them.
-Covers = Mapping[tuple[int, ...], Sequence[ZRange]]
 
 #: More boxes than this are drawn in about so many groups; of more shards, some are drawn.
 MOST_BOXES, MOST_KERNELS, MOST_GROUPS, MOST_SHARDS = 60, 24, 20, 16

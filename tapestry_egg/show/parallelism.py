@@ -20,7 +20,7 @@ from tapestry_egg.graph.groups import layers
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan, Plan, parts_of_batch
-from tapestry_egg.rewrite.recomputation.second_instances import count_twice
+from tapestry_egg.rewrite.recomputation.second_places import count_twice
 from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
 
 #: Shares below this are not worth a word, and above its complement all there is.

@@ -92,18 +92,12 @@ def front_info(
     *,
     x: str = "peak_bytes",
     y: str = "seconds",
-    title: str | None = None,
-    original: Plan | None = None,
 ) -> FrontInfo:
-    """Read `front` into plain data, over the costs `x` and `y`.
-
-    The title defaults to the graph's name and the target. `original` is the plan to show as the
-    starting point; without it a front's own attribute of that name is taken, where it has one.
-    """
+    """Read `front` into plain data, over the costs `x` and `y`; the front's `original`, where it
+    has one, is shown as the starting point."""
     plans = tuple(front.plans)
-    if title is None:
-        title = f"{plans[0].graph.name} on {plans[0].target}" if plans else "empty front"
-    start = original if original is not None else getattr(front, "original", None)
+    title = f"{plans[0].graph.name} on {plans[0].target}" if plans else "empty front"
+    start = getattr(front, "original", None)
     fits: Callable[[Plan], bool] = getattr(front, "fits", lambda plan: True)
     over_memory: Callable[[], str] = getattr(front, "over_memory", lambda: "")
     return replace(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from .axis import Axis, fit_axis
+from .chart import Axis, fit_axis
 from .plot import FrontInfo, Scale
 
 #: Columns and lines that a picture takes at least; in fewer there is none.

@@ -1,4 +1,5 @@
-"""A user's program named on the command line: `gpt2.py:step`, its function and its arguments."""
+"""A program named on the command line: `gpt2.py:step`, or a file of another tool's; its function
+and its arguments."""
 
 from __future__ import annotations
 
@@ -19,6 +20,9 @@ _HOW = (
     "or `NAME_args()` that returns the arguments of NAME."
 )
 
+#: Endings of files of other tools -> the plugin whose `from_file` reads them.
+_FOREIGN = dict.fromkeys((".mlir", ".stablehlo", ".jax", ".jaxexport"), "interop.foreign")
+
 #: Files imported on their own, by the name of their module: path and time of the last change.
 _IMPORTED: dict[str, tuple[str, int]] = {}
 
@@ -33,8 +37,9 @@ class Entry:
 
 
 def is_entry(text: str) -> bool:
-    """Whether `text` names a program (`FILE.py` or `FILE.py:NAME`) and not a saved file."""
-    return file_of(text).suffix == ".py"
+    """Whether `text` names a program (`FILE.py`, `FILE.py:NAME`, a StableHLO module, an exported
+    function), and not a saved file."""
+    return file_of(text).suffix in (".py", *_FOREIGN)
 
 
 def file_of(text: str) -> Path:
@@ -49,7 +54,8 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def load_entry(text: str) -> Entry:
-    """Import the file of `FILE.py:NAME` and get its function and arguments.
+    """Import the file of `FILE.py:NAME` and get its function and arguments; a file of another
+    tool's is read, and has no arguments.
 
     This runs the file, as `python FILE.py` would. With NAME, the function is that name in the file
     and its arguments are `NAME_args()`, else the arguments that `example()` returns. Without NAME,
@@ -60,6 +66,9 @@ def load_entry(text: str) -> Entry:
     """
     file, name = _split(text)
     path = Path(file)
+    if path.suffix in _FOREIGN:
+        made = importlib.import_module(f"tapestry_egg.{_FOREIGN[path.suffix]}").from_file(path)
+        return Entry(made.name, made, ())
     module = import_file(path)
     if name:
         function = getattr(module, name, None)

@@ -12,7 +12,7 @@ from tapestry_egg.columns import columns, starred, told_once, wrapped
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.graph.paths import matching, named_by_part
+from tapestry_egg.graph.pytrees import matching, named_by_part
 from tapestry_egg.machine.costs import collective_wire_bytes
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.planned import Moved

@@ -8,10 +8,10 @@ hashable. In: integers. Out: boxes and maps; they print as they are written.
 
 from __future__ import annotations
 
-from .affine import AffineMap as AffineMap
 from .cover import CoverFault as CoverFault
 from .cover import cover_fault as cover_fault
 from .cover import is_exact_cover as is_exact_cover
+from .projection import AffineMap as AffineMap
 from .projection import Projection as Projection
 from .zpoint import ZPoint as ZPoint
 from .zrange import ZRange as ZRange

@@ -15,7 +15,7 @@ from tapestry_egg.extract.choices.inner_copies import InnerCopies
 from tapestry_egg.extract.choices.joiner import Joiner
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.archive import Candidate
-from tapestry_egg.extract.front.merge import make_plan
+from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target

@@ -24,8 +24,8 @@ from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.engine.archive import Archive, Candidate
 from tapestry_egg.extract.engine.race import Effort, race
-from tapestry_egg.extract.front.merge import _settled, make_plan
 from tapestry_egg.extract.front.merging import merged_plans
+from tapestry_egg.extract.front.plans import _settled, make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target

@@ -14,7 +14,7 @@ from tapestry_egg.extract.certify.moves import Move
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.archive import Candidate
-from tapestry_egg.extract.front.merge import make_plan
+from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.mergeable import Mergeable

@@ -21,13 +21,13 @@ from tapestry_egg.extract.certify.merging import Key
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Certificate
 from tapestry_egg.extract.front import merging
-from tapestry_egg.extract.front.merge import NetworkResult, make_plan
+from tapestry_egg.extract.front.merge import NetworkResult
 from tapestry_egg.extract.front.merging import merged_plans
+from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.files.files import sealed
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.combiner import type_together
 from tapestry_egg.machine.costs import collective_seconds
-from tapestry_egg.machine.target import Combiner, Target, load_target
+from tapestry_egg.machine.target import Combiner, Target, load_target, type_together
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.runtime import compare
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged

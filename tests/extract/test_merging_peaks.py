@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 
 from tapestry_egg.errors import ExtractError, PlanError
+from tapestry_egg.extract.certify.buffers import may_have_places
 from tapestry_egg.extract.certify.ground import Ground
-from tapestry_egg.extract.certify.results import may_have_places
 from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.extract.merged.peaks import Peaks
 from tapestry_egg.plans.plan import Merged, Plan

@@ -20,8 +20,8 @@ from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.archive import Candidate, Prices
 from tapestry_egg.extract.engine.search import Search
-from tapestry_egg.extract.front import merge
-from tapestry_egg.extract.front.merge import _settled, make_plan
+from tapestry_egg.extract.front import plans
+from tapestry_egg.extract.front.plans import _settled, make_plan
 from tapestry_egg.extract.problem import memory
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.kept import Keeping
@@ -195,7 +195,7 @@ def test_what_is_counted_below_what_was_proven_is_left_out(
     program = te.trace(lambda x: (x @ x, x.sum(0)), SQUARE)
     counted: list[int] = []
     known = [p.costs for p in found()]
-    monkeypatch.setattr(merge, "Walk", Less)
+    monkeypatch.setattr(plans, "Walk", Less)
     if every:
         with pytest.raises(ExtractError, match="the search proved at least"):
             found()

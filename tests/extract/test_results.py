@@ -13,8 +13,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import TargetError
-from tapestry_egg.extract.certify.buffers import buffers
-from tapestry_egg.extract.certify.results import in_places
+from tapestry_egg.extract.certify.buffers import buffers, in_places
 from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.archive import Archive, Cut

@@ -17,7 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import GraphError, PlanError
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
-from tapestry_egg.files import files, receipts
+from tapestry_egg.files import files, fingerprint
 from tapestry_egg.files.files import sealed
 from tapestry_egg.pipeline import Settings
 
@@ -34,9 +34,9 @@ def planned() -> Front:
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv(receipts.PLACE, str(tmp_path / "receipts"))
+    monkeypatch.setenv(fingerprint.PLACE, str(tmp_path / "receipts"))
     # Templates that other tests have added to this process are none of these.
-    monkeypatch.setattr(receipts.registry, "_ADDED", [])
+    monkeypatch.setattr(fingerprint.registry, "_ADDED", [])
     return tmp_path
 
 
@@ -54,7 +54,7 @@ def certified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("front")
         admit_front(*given)
 
-    monkeypatch.setattr(receipts, "_is_as_written", lambda: True)  # but for these two
+    monkeypatch.setattr(fingerprint, "_is_as_written", lambda: True)  # but for these two
     monkeypatch.setattr(files, "admit", one)
     monkeypatch.setattr(files, "admit_front", front)
     return found
@@ -76,7 +76,7 @@ def test_what_comes_from_elsewhere_is_certified_once(
 ) -> None:
     path = folder / "front.json"
     with monkeypatch.context() as elsewhere:
-        elsewhere.setenv(receipts.PLACE, "off")
+        elsewhere.setenv(fingerprint.PLACE, "off")
         te.save(planned(), path)
         assert te.load(path) == planned()
     assert te.load(path) == te.load(path) == planned()
@@ -109,12 +109,12 @@ def test_plans_that_nobody_has_certified_are_not_believed(
 def test_a_process_whose_code_was_replaced_keeps_no_receipts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert receipts._is_as_written()
+    assert fingerprint._is_as_written()
     with monkeypatch.context() as patch:
         profile = Walk.profile
         patch.setattr(Walk, "profile", lambda self: profile(self))
         te.save(planned(), folder / "front.json")
-        assert not receipts._is_as_written()
+        assert not fingerprint._is_as_written()
     assert not (folder / "receipts").exists()
     te.save(planned(), folder / "front.json")
     assert (folder / "receipts").exists()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tapestry_egg.graph.paths import matching, named_by_part
+from tapestry_egg.graph.pytrees import matching, named_by_part
 
 PATHS = ["[0]['layers'][0]['up']", "[0]['layers'][1]['up']", "[0]['embed']", "[0].mu['w']", "key"]
 

@@ -22,8 +22,7 @@ from tapestry_egg.extract.gym.egraph.closure import closure
 from tapestry_egg.extract.gym.egraph.elimination import eliminate
 from tapestry_egg.extract.gym.egraph.form import working_form
 from tapestry_egg.extract.gym.egraph.greedy import Improvement, acyclic, cost_of, greedy_dag
-from tapestry_egg.extract.gym.egraph.linear_program import LinearProgram, dual_bound
-from tapestry_egg.extract.gym.egraph.program import Model
+from tapestry_egg.extract.gym.egraph.program import LinearProgram, Model, dual_bound
 from tapestry_egg.extract.gym.egraph.reductions import (
     feasible,
     keep_derivable,

@@ -16,8 +16,14 @@ from jax.sharding import PartitionSpec as P
 import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.pipeline.jit.places import mesh_shape, named_mesh, pinned_leaves
-from tapestry_egg.pipeline.jit.planning import Request, compile_best, plan_program
+from tapestry_egg.pipeline.jit.planning import (
+    Request,
+    compile_best,
+    mesh_shape,
+    named_mesh,
+    pinned_leaves,
+    plan_program,
+)
 from tapestry_egg.tracing.call_signature import on_meshes
 
 QUICK = Settings(

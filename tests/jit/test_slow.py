@@ -6,17 +6,20 @@ import logging
 
 import pytest
 
-from tapestry_egg import slow
+from tapestry_egg import progress
 from tapestry_egg.progress import Phase
 
 
 def test_each_stage_is_told_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(slow, "CALL", 0.0)
-    monkeypatch.setattr(slow, "STAGE", 0.0)
+    monkeypatch.setattr(progress, "CALL", 0.0)
+    monkeypatch.setattr(progress, "STAGE", 0.0)
     passed: list[Phase] = []
-    with caplog.at_level(logging.WARNING, "tapestry_egg"), slow.Alarm("step", passed.append) as a:
+    with (
+        caplog.at_level(logging.WARNING, "tapestry_egg"),
+        progress.Alarm("step", passed.append) as a,
+    ):
         for _ in range(2):
             for phase in (Phase("encode", "7 operations", None, "8x"), Phase("saturate")):
                 a(phase)
@@ -31,7 +34,7 @@ def test_each_stage_is_told_once(
 
 
 def test_a_quick_stage_and_a_call_that_ends_say_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    with slow.Alarm("step") as alarm:
+    with progress.Alarm("step") as alarm:
         alarm(Phase("encode"))
         first = alarm._timer
         alarm(Phase("encode", "", 1.0))

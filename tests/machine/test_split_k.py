@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tapestry_egg.machine.split_k import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.target import load_target, split_scratch
 
 #: Batch, m, n, k, dtype, and into how many parts jaxlib 0.10.2 splits k, compiling for an H100
 #: ahead of time (the shapes before and after its pass splitk-rewriter).

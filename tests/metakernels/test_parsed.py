@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tapestry_egg import monoids
-from tapestry_egg.metakernels.language import parsing
+from tapestry_egg.metakernels.language import expressions
 from tapestry_egg.monoids import formula
 from tapestry_egg.monoids import parsed as formulas
 from tapestry_egg.rules.language import parse_ahead
@@ -29,7 +29,7 @@ def _shape(node: Any) -> Any:
 @pytest.mark.parametrize(
     ("kept", "shipped", "parse"),
     [
-        (parsing.KEPT, parse_ahead.shipped_texts, parsing.parsed),
+        (expressions.KEPT, parse_ahead.shipped_texts, expressions.parsed),
         (formula.KEPT, formulas.shipped_texts, lambda text, _: formula.parsed(text)),
     ],
     ids=["templates", "monoids"],
@@ -50,14 +50,14 @@ def test_trees_made_ahead_are_those_that_the_parser_makes(
 
 
 def test_a_tree_that_was_made_ahead_needs_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = json.loads(parsing.KEPT.file.read_text("utf-8"))["texts"]
+    kept = json.loads(expressions.KEPT.file.read_text("utf-8"))["texts"]
     text = max(kept["expression"], key=len)
-    before = parsing.parsed(text, "expression")
-    monkeypatch.setattr(parsing, "parser_of", None)
-    tree = parsing.parse(text, "expression")
+    before = expressions.parsed(text, "expression")
+    monkeypatch.setattr(expressions, "parser_of", None)
+    tree = expressions.parse(text, "expression")
     assert _shape(tree) == written(before)
     with pytest.raises(TypeError):
-        parsing.parse(f"{text} + 1", "expression")
+        expressions.parse(f"{text} + 1", "expression")
 
 
 def test_the_shipped_monoids_need_no_parser(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
-"""Views against NumPy's own indexing; composites; chains of views in traced graphs."""
+"""Views against NumPy's own indexing; chains of views in traced graphs."""
 
 from __future__ import annotations
 
-from itertools import pairwise, product
+from itertools import pairwise
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from tapestry_egg.graph.blockgraph import Operation
-from tapestry_egg.metakernels.views import Composite, View, ViewError, folded_views, view_of
+from tapestry_egg.metakernels.views import View, ViewError, folded_views, view_of
 from tapestry_egg.show.text import graph_text
 from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import Projection, ZRange
@@ -177,70 +177,13 @@ def test_x14_a_dilated_convolution_is_two_dense_ones_over_views() -> None:
     views = [View.of((10,)).at("0::2"), View.of((10,)).at("1::2")]
     assert [v.shape for v in views] == [(5,), (5,)]
     dense = [np.correlate(v.read(x), f, "valid") for v in views]
-    woven = Composite.interleave([y.shape for y in dense], 0)
-    assert woven.shape == (6,) and [y.shape for y in dense] == [(3,), (3,)]
-    np.testing.assert_allclose(woven.read(dense), dilated)
+    assert [y.shape for y in dense] == [(3,), (3,)]
+    np.testing.assert_allclose(np.stack(dense, 1).ravel(), dilated)
     window = Projection(((1,),), (0,), (3,))
     for k, view in enumerate(views):
         box = view.projection().compose(window)
         assert box == Projection(((2,),), (k,), (5,))
         assert box.image(ZRange.from_shape((3,))).size == 9
-    with pytest.raises(ViewError, match="here and there"):
-        woven.cover()
-
-
-def test_x16_a_concatenation_that_need_not_exist() -> None:
-    """add(concat(A1, A2), B) is two additions with the pieces, each filling its half of C."""
-    whole = Composite.concat([(500, 10), (500, 10)], 0)
-    assert whole.shape == (1000, 10)
-    assert whole.cover() == ZRange.from_shape((1000, 10)).split(0, 500)
-    a = [np.random.default_rng(k).normal(size=(500, 10)) for k in range(2)]
-    b = np.arange(10.0)
-    c = np.full((1000, 10), np.nan)
-    for piece, box in zip(whole.pieces, whole.cover(), strict=True):
-        assert piece.source.is_identity  # all of one tensor, and nothing of the other
-        rows = slice(box.start[0], box.end[0])
-        c[rows] = piece.source.read(a[piece.tensor]) + b
-    np.testing.assert_array_equal(c, np.concatenate(a) + b)
-    three_dims = Composite.concat([(500, 10, 10), (500, 10, 10)], 0)
-    assert three_dims.shape == (1000, 10, 10)
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=4), st.integers(-2, 1))
-def test_composites_are_what_numpy_makes(lengths: list[int], dim: int) -> None:
-    shapes = [(n, 2) if dim % 2 == 0 else (2, n) for n in lengths]
-    arrays = [numbered(s) + 100 * k for k, s in enumerate(shapes)]
-    joined = Composite.concat(shapes, dim)
-    np.testing.assert_array_equal(joined.read(arrays), np.concatenate(arrays, dim))
-    cells = [
-        p.place.projection().point(i).start
-        for p in joined.pieces
-        for i in np.ndindex(*p.place.shape)
-    ]
-    assert sorted(cells) == sorted(product(*map(range, joined.shape)))
-
-
-@given(st.integers(1, 11), st.integers(1, 4))
-def test_interleaving_undoes_every_nth(total: int, n: int) -> None:
-    x = numbered((3, total))
-    parts = [x[:, k::n] for k in range(n)]
-    woven = Composite.interleave([p.shape for p in parts], 1)
-    np.testing.assert_array_equal(woven.read(parts), x)
-
-
-@pytest.mark.parametrize(
-    ("make", "what"),
-    [
-        (lambda: Composite.concat([(2, 3), (2, 4)], 0), "do not concatenate"),
-        (lambda: Composite.concat([(2,)], 1), "no dim 1"),
-        (lambda: Composite.concat([], 0), "no dim 0"),
-        (lambda: Composite.interleave([(2, 3), (3, 3)], 0), "do not interleave"),
-        (lambda: Composite.interleave([(2,)], 1), "no dim 1"),
-    ],
-)
-def test_composites_that_are_none(make: Any, what: str) -> None:
-    with pytest.raises(ViewError, match=what):
-        make()
 
 
 # ---- graphs ------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from tapestry_egg.monoids.fold import ReductionTree, fold, reduce_tree, wrap
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import Projection, ZRange, is_exact_cover
-from tapestry_egg.zspace.affine import AffineMap
+from tapestry_egg.zspace.projection import AffineMap
 from tests.metakernels.covers import operations
 
 Array = Any

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 
-from tapestry_egg.parallel.child import Child, request, say, write_frame
+from tapestry_egg.parallel.serving import Child, request, say, write_frame
 
 
 def answer() -> None:

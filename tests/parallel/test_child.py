@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.parallel.child import Child, ready, write_frame
+from tapestry_egg.parallel.serving import Child, ready, write_frame
 
 CALLS = "tests.parallel.child_calls"
 #: Seconds within which a busy machine does what it is asked.
@@ -92,7 +92,7 @@ def test_it_imports_from_where_this_process_imports(
 ) -> None:
     (tmp_path / "there").mkdir()
     (tmp_path / "there" / "of_the_user.py").write_text(
-        "from tapestry_egg.parallel.child import request, say\n"
+        "from tapestry_egg.parallel.serving import request, say\n"
         "def main():\n"
         "    request()\n"
         "    say('found')\n"

@@ -125,7 +125,7 @@ def test_parsers_are_built_by_one_thread_at_a_time() -> None:
     fresh(
         """
         from lark import Lark
-        from tapestry_egg.metakernels.language import parsing
+        from tapestry_egg.metakernels.language import expressions
         from tapestry_egg.monoids import formula
 
         inside, built, init = [], [], Lark.__init__
@@ -137,7 +137,7 @@ def test_parsers_are_built_by_one_thread_at_a_time() -> None:
             built.append(inside.pop())
 
         Lark.__init__ = alone
-        trees = at_once(*[lambda: parsing.parsed("a * b + 12345", "expression")] * 8,
+        trees = at_once(*[lambda: expressions.parsed("a * b + 12345", "expression")] * 8,
                         *[lambda: formula.parsed("a + b * 12345")] * 8, often=True)
         assert len(trees) == 16 and len(built) == 2, built
         """

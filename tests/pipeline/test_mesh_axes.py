@@ -15,8 +15,7 @@ from tapestry_egg.extract.front.sizes import entries, entries_of_three_axes
 from tapestry_egg.machine.objectives import OBJECTIVES
 from tapestry_egg.pipeline import passes
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
-from tapestry_egg.pipeline.question import read_question
-from tapestry_egg.pipeline.state import State
+from tapestry_egg.pipeline.state import State, read_question
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS
 
 BRIEF = te.Settings(work=0.3, recompute=0, forms=0)

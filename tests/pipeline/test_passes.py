@@ -16,9 +16,8 @@ from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import pipeline
 from tapestry_egg.pipeline.pipeline import PASSES, Pass, run_passes
-from tapestry_egg.pipeline.question import read_question
 from tapestry_egg.pipeline.settings import Settings
-from tapestry_egg.pipeline.state import State
+from tapestry_egg.pipeline.state import State, read_question
 from tapestry_egg.progress import VERBS, Phase
 
 X, W = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 128)))

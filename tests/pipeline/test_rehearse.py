@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.interop.foreign import load_program
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.rehearse import rehearse
+from tapestry_egg.tracing.entry import load_entry
 
 PROGRAM = """
 import jax, jax.numpy as jnp
@@ -56,7 +56,7 @@ def test_a_wrong_plan_of_a_program_that_draws_is_told(
     file = tmp_path / "keyed.py"
     text = PROGRAM.format(impl="threefry2x32").replace("(16, 8))", f"(16, 8){dtype})", 1)
     file.write_text(text)
-    program = load_program(str(file))
+    program = load_entry(str(file))
     plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
     right = rehearse(plan, str(file), repeat=1)
     assert right.ok
@@ -84,7 +84,7 @@ def test_a_program_that_says_what_a_loop_carries_is_judged_by_float64(
 ) -> None:
     file = tmp_path / "recurrent.py"
     file.write_text(CARRIES)
-    program = load_program(str(file))
+    program = load_entry(str(file))
     plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
     right = rehearse(plan, str(file), repeat=1)
     assert right.ok and right.accuracy
@@ -111,7 +111,7 @@ def test_a_program_in_float64_is_judged_by_how_far_its_roundings_move_it(
     file = tmp_path / "double.py"
     file.write_text(DOUBLE)
     with jax.enable_x64(True):
-        program = load_program(str(file))
+        program = load_entry(str(file))
         plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
         right = rehearse(plan, str(file), repeat=1)
         assert right.ok and right.accuracy, right

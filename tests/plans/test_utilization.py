@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.extract.certify.utilization import useful
+from tapestry_egg.extract.certify.cost_parts import useful
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.costs import wire_shares
 from tapestry_egg.machine.target import load_target

@@ -31,10 +31,9 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source, TensorT
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline.batch import Outcome
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, PlannedCollective, Strategy
-from tapestry_egg.report.baselines import baselines
 from tapestry_egg.report.page_data import packed, page_data
 from tapestry_egg.report.report import write_report
-from tapestry_egg.report.runs import Run, load_runs
+from tapestry_egg.report.runs import Run, baselines, load_runs
 from tapestry_egg.show import picture as picture_module
 from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.pages import plan_pages

@@ -19,7 +19,7 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.rewrite import recompute
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
-from tapestry_egg.rewrite.recomputation.second_instances import with_second_instances
+from tapestry_egg.rewrite.recomputation.second_places import with_second_instances
 from tapestry_egg.rewrite.recompute import Candidate, Looked, candidates
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.one_device import program_seconds

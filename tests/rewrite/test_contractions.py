@@ -20,7 +20,7 @@ from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.streams.contractions import RULE, with_blocks_of_sums
+from tapestry_egg.rewrite.streams.temporal import RULE, with_blocks_of_sums
 from tapestry_egg.runtime import compare, hlo_stats
 from tapestry_egg.tracing.trace import trace
 

@@ -13,7 +13,7 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.recomputation.second_instances import (
+from tapestry_egg.rewrite.recomputation.second_places import (
     Recomputation,
     ordered,
     retake,

@@ -11,12 +11,15 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite.derivation import digest
-from tapestry_egg.rewrite.recomputation.second_instances import count_twice, ordered, retake
-from tapestry_egg.rewrite.recomputation.second_places import SecondPlaces, second_places
-from tapestry_egg.rewrite.recomputation.second_reads import (
+from tapestry_egg.rewrite.recomputation.second_places import (
     Reader,
+    SecondPlaces,
     SecondReads,
+    count_twice,
     may_be_second,
+    ordered,
+    retake,
+    second_places,
     with_second_reads,
 )
 from tests.rewrite.test_second_instances import N, programs

@@ -10,9 +10,8 @@ import pytest
 
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rules import load_book
-from tapestry_egg.rules.verify.choice import Unlike
 from tapestry_egg.rules.verify.evaluate import Program, _in, as_numbers
-from tapestry_egg.rules.verify.instances import Drawn, Instance, instances
+from tapestry_egg.rules.verify.instances import Drawn, Instance, Unlike, instances
 from tapestry_egg.rules.verify.laws import sides
 from tapestry_egg.rules.verify.values import landmarks
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tapestry_egg.rules import Rule, load_book
-from tapestry_egg.rules.verify.draws import Draw
+from tapestry_egg.rules.verify.samples import Draw
 from tapestry_egg.rules.verify.values import drawn, ends, named_dtypes, near
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
 

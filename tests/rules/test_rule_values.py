@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.rules.verify.draws import DTYPES, SIZES, Draw
 from tapestry_egg.rules.verify.proposals import propose
+from tapestry_egg.rules.verify.samples import DTYPES, SIZES, Draw
 from tapestry_egg.rules.verify.values import (
     EXTREME,
     FINITE,

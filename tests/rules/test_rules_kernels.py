@@ -17,7 +17,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.reference import kernels
 from tapestry_egg.rules import load_book
-from tapestry_egg.rules.verify.verdicts import verify_rules
+from tapestry_egg.rules.verify.verdicts import verify_rule
 from tapestry_egg.tracing.trace import trace
 
 FOLDER = Path(__file__).parents[2] / "docs" / "rules"
@@ -39,7 +39,8 @@ def largest() -> Iterator[ModuleType]:
 
 @pytest.mark.slow
 def test_a_rule_for_a_kernel_of_ones_own_changes_the_plan(largest: ModuleType) -> None:
-    (verdict,) = verify_rules(load_book(largest.RULES).rules)
+    (rule,) = load_book(largest.RULES).rules
+    verdict = verify_rule(rule)
     assert verdict.instances and "largest" in verdict.kernels
     function, arguments = largest.example()
 

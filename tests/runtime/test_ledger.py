@@ -27,7 +27,7 @@ from tapestry_egg.extract.certify.certificate import recompute
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine import costs, tiles
+from tapestry_egg.machine import costs, target
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans import collectives, planned, specs
 from tapestry_egg.plans.plan import Plan
@@ -638,7 +638,7 @@ def quarter_of_profiles(patch: pytest.MonkeyPatch) -> None:
 
 
 def quarter_of_arrays(patch: pytest.MonkeyPatch) -> None:
-    true = tiles.stored_bytes
+    true = target.stored_bytes
     everywhere(patch, true, lambda *given, **more: true(*given, **more) // 4)
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.runtime.measure.profile import _events
+from tapestry_egg.runtime.measure.measurement import _events
 
 ROOT = Path(__file__).parents[2]
 

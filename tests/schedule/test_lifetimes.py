@@ -19,7 +19,7 @@ from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.engine.race import Effort, race
-from tapestry_egg.extract.front.merge import make_plan
+from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory

@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
-from tapestry_egg.show.axis import fit_axis
-from tapestry_egg.show.chart import Box, Wish, front_svg, place_labels, text_width
+from tapestry_egg.show.chart import Box, Wish, fit_axis, front_svg, place_labels, text_width
 from tapestry_egg.show.plot import FrontInfo, FrontPoint, info_of_points, plot_front
 
 SVG = "{http://www.w3.org/2000/svg}"

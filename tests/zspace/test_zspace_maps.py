@@ -20,7 +20,7 @@ from tapestry_egg.zspace import (
     cover_fault,
     is_exact_cover,
 )
-from tapestry_egg.zspace.affine import AffineMap
+from tapestry_egg.zspace.projection import AffineMap
 
 integers = st.integers(-4, 4)
 

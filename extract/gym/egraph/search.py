@@ -27,8 +27,7 @@ from .closure import class_edges, closure, components, cyclic_components
 from .elimination import eliminate
 from .form import AndOr, Scaled
 from .greedy import Chosen, Improvement, bottom_up, cost_of
-from .linear_program import Floats, Solved
-from .program import Model, Unit
+from .program import Floats, Model, Solved, Unit
 from .reductions import reduce
 
 #: (class, node) pairs of the problem that the first form was made of.

@@ -20,8 +20,8 @@ from functools import cache
 from typing import Any, Literal
 
 from .closures import Compiled, Node, compile_text, position
+from .expressions import parse
 from .faults import NOWHERE, Fault, Mismatch, Origin
-from .parsing import parse
 from .scopes import Scope
 
 Shape = Sequence[int]

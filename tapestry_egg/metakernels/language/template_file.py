@@ -134,17 +134,21 @@ from tapestry_egg.yaml_nodes import compose_yaml
 
 from .expressions import Expression, Origin, PassageText
 from .patterns import Pattern
-from .projections import (
+from .template import (
+    Constraint,
     Insertion,
     ListText,
     Matrix,
+    Operand,
+    Output,
     Parts,
     ProjectionForm,
+    Reduction,
     RowsText,
     ShapeForm,
     ShapeInsertion,
+    Template,
 )
-from .template import Constraint, Operand, Output, Reduction, Template
 
 
 def read_templates(path: Path) -> tuple[Template, ...]:

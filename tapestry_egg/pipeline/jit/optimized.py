@@ -36,12 +36,12 @@ from tapestry_egg.tracing.constraints import (
     with_devices,
 )
 
-from .places import named_mesh
 from .planning import (
     Request,
     best_plan,
     compile_best,
     devices_of,
+    named_mesh,
     needs_all,
     place,
     plan_program,

@@ -23,8 +23,7 @@ from tapestry_egg.reference.kernels import reference
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.codec import encode_params
 
-from .scores import Scores
-from .sites import Site, Use, read_site, sites
+from .sites import Scores, Site, Use, read_site, sites
 from .sums import Foreign, TooLarge
 from .views import Atom, Dims, Views, atoms_of, extent, renamed, unified
 

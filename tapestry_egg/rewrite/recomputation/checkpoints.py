@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.fusion_costs import FusionCosts
 from tapestry_egg.machine.tables.kernel_rates import kernel_rate
-from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.target import FusionCosts, Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.own_arrays import self_compared
@@ -31,7 +30,7 @@ from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.schedule.units import is_view
 from tapestry_egg.tracing.plain import handles_in
 
-from .second_instances import Recomputation
+from .second_places import Recomputation
 
 _RESIDENT = ("input", "state", "constant")
 

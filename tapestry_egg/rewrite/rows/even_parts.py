@@ -20,8 +20,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
-from .padded import padded
-from .regions import Region, may_grow
+from .padded import Region, may_grow, padded
 
 # Of these numbers no measurement is kept.
 

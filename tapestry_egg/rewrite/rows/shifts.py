@@ -21,8 +21,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.computed import Computed
 from tapestry_egg.zspace import Projection
 
-from .padded import Padded
-from .regions import Long, Region, along, may_grow
+from .padded import Long, Padded, Region, along, may_grow
 
 # Of these numbers no measurement is kept.
 

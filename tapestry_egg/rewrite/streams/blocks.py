@@ -28,8 +28,6 @@ from .temporal import Split, with_loop
 #: The names of these changes of a program in the rules and steps of plans: of products much larger
 #: than their operands, and of the program's largest as well.
 RULE, OF_LARGEST = "blocks-of-rows", "blocks-of-largest"
-#: Either.
-RULES = frozenset((RULE, OF_LARGEST))
 #: Blocks that a dim is cut into, at most. No measurement of it is kept.
 _BLOCKS = 16
 #: A product is worth it if it is so many times as large as its operands: logits of narrow models

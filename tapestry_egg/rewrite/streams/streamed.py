@@ -17,7 +17,7 @@ from tapestry_egg.rewrite.attention.loops import (
 )
 from tapestry_egg.rewrite.rows import even_parts, shifts
 
-from . import blocks, contractions, large_inside, micro_batches
+from . import blocks, large_inside, micro_batches, temporal
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "fused-attention"
@@ -46,7 +46,7 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
     RULE: with_streams,
     blocks.RULE: blocks.with_blocks,
     blocks.OF_LARGEST: blocks.with_blocks_of_largest,
-    contractions.RULE: contractions.with_blocks_of_sums,
+    temporal.RULE: temporal.with_blocks_of_sums,
 }
 
 
