@@ -17,10 +17,8 @@ PAGE = ROOT / "docs" / "architecture.md"
 #: import when they are called, and nothing else in their folders does.
 DOORS = {
     ("tapestry_egg.plans.plan", "tapestry_egg.show.text"),  # Plan.explain
-    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.costs_by
+    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # costs_by, peak, ...
     ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.certificate"),  # Plan.lanes
-    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.peak
-    ("tapestry_egg.plans.plan", "tapestry_egg.extract.certify.cost_parts"),  # Plan.utilization
     ("tapestry_egg.plans.plan", "tapestry_egg.why.tensor"),  # Plan.tensor
     ("tapestry_egg.plans.plan", "tapestry_egg.why.collective"),  # Plan.collective
     ("tapestry_egg.plans.plan", "tapestry_egg.why.line"),  # Plan.line
@@ -32,7 +30,6 @@ DOORS = {
     ("tapestry_egg.extract.front.front", "tapestry_egg.why.recipes"),  # Front.recipes
     ("tapestry_egg.extract.front.front", "tapestry_egg.pipeline.settings"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.report.report"),  # Front.report
-    ("tapestry_egg.extract.front.front", "tapestry_egg.report.runs"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.report.runs"),
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.plot"),  # Front.plot
     ("tapestry_egg.extract.front.front", "tapestry_egg.show.chart"),  # the same, in notebooks

@@ -2,33 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast, get_args
 
+from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
+from tapestry_egg.metakernels.language.patterns import Span, bind
 from tapestry_egg.metakernels.language.scopes import Inner, Names, Scope
-from tapestry_egg.metakernels.language.template import ProjectionForm, Reduction, RowsText, Template
-from tapestry_egg.metakernels.signatures.amounts import Polynomial
-from tapestry_egg.metakernels.signatures.parameters import plain
+from tapestry_egg.metakernels.language.template import (
+    Operand,
+    ProjectionForm,
+    Reduction,
+    RowsText,
+    Template,
+)
+from tapestry_egg.metakernels.signatures.parameters import plain, readable
 from tapestry_egg.metakernels.signatures.signature import (
     AROUND,
+    Blocks,
     Elements,
     IndexDim,
     OperationSignature,
     Passage,
+    Polynomial,
     Role,
+    Scattered,
+    Scratch,
 )
 from tapestry_egg.metakernels.signatures.values import MOST_DIMS, Cost, RoleOf, Row, is_extent
 from tapestry_egg.monoids import monoids, single_monoids
 from tapestry_egg.zspace import Projection, ZRange
-
-from . import pricing as priced_by
-from .binding import Spans, bind_names, extents_of, places, ports
-from .pricing import polynomial
 
 _MOST_OUTPUTS = 4096
 
@@ -108,13 +116,13 @@ def instantiate(
         elements=_elements(template, names),
         commutes=template.commutes,
         means=template.means,
-        measured=priced_by.measured(template, names),
-        spilled=priced_by.spilled(template, names),
-        steps=priced_by.steps(template, priced),
-        scattered=priced_by.scattered(template, names, priced, inputs),
-        precision=priced_by.precision(template, names),
-        scratch=priced_by.scratch(template, names, priced),
-        blocks=priced_by.blocks(template, names, priced),
+        measured=measured(template, names),
+        spilled=spilled(template, names),
+        steps=steps(template, priced),
+        scattered=scattered(template, names, priced, inputs),
+        precision=precision(template, names),
+        scratch=scratch(template, names, priced),
+        blocks=blocks(template, names, priced),
         outside=outside,
         placed=_placed(template, names, index),
         skips=_skips(template, names, inputs),
@@ -565,3 +573,303 @@ def _reached_over(
                 raise text.error(f"{value!r} is outside {operand}, {inputs[p]}")
             out[p] = tuple(k % rank for k in dims)
     return out, many
+
+
+# Operands and parameters of one operation matched against a template: what its names stand for.
+
+
+Spans = dict[int, tuple[Span, ...]]  # operand -> where the names of its pattern stand
+
+
+def bind_names(
+    template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> tuple[Names, Spans]:
+    """The names of one operation, and where those of the patterns stand.
+
+    Raises Mismatch where the operation is not one of the template's, TemplateError for a fault of
+    the template.
+    """
+    fixed = sum(not (o.many or o.optional) for o in template.inputs)
+    most = fixed + sum(o.optional for o in template.inputs)
+    if len(inputs) < fixed or (len(inputs) > most and not any(o.many for o in template.inputs)):
+        declared = ", ".join(map(written, template.inputs)) or "none"
+        raise Mismatch(f"operands given: {len(inputs)}, declared: {declared}")
+    names = Names({f"${name}": value for name, value in template.let.items()})
+    given = {k: default(names) for k, default in template.defaults.items() if k not in params}
+    given.update((k, readable(v)) for k, v in params.items())
+    missing = [name for name in template.required if name not in given]
+    if missing:
+        raise Mismatch(f"the parameter {missing[0]!r} is missing")
+    names.update((f"${k}", v) for k, v in given.items() if k not in template.let)
+    names.update({"$params": given, "$kernel": kernel})
+    names.update(ports(template, inputs, ()))
+    names.let = {**names.let, "$.index": lambda scope: _declared_index(template, scope)}
+    if "$index" not in names:
+        names.let.setdefault("$index", lambda scope: scope["$.index"])
+    bound: dict[str, Any] = {}
+    spans: Spans = {}
+    scope = Inner(names, bound)
+    for operand in template.inputs:
+        own = places(template, operand.name, len(inputs))
+        if operand.pattern is not None:
+            scope.update(bound)
+            shapes = [inputs[p].shape for p in own]
+            try:
+                found = bind([(operand.pattern, shapes)], bound, scope)[0]
+            except Mismatch as e:
+                raise Mismatch(f"{operand.name}: {e}") from None
+            spans.update(zip(own, found, strict=True))
+        _bind_dtype(operand, [inputs[p].dtype for p in own], given, bound)
+    names.update(bound)
+    names.update(ports(template, inputs, ()))
+    _constrain(template, names, inputs)
+    return names, spans
+
+
+def written(operand: Operand) -> str:
+    """The operand's name as a template file writes it."""
+    return f"{operand.name}{'...' if operand.many else '?' if operand.optional else ''}"
+
+
+def _name_of(text: Expression | None) -> str:
+    """The name that a dtype `$name` binds; "" for any other text."""
+    name = text.text.strip() if text is not None else ""
+    return name if name[:1] == "$" and name[1:].isidentifier() else ""
+
+
+def _bind_dtype(
+    operand: Operand, dtypes: Sequence[str], given: Mapping[str, Any], bound: dict[str, Any]
+) -> None:
+    name = _name_of(operand.dtype)
+    for dtype in dtypes if name else ():
+        want = given.get(name[1:], dtype)
+        if bound.setdefault(name, want) != dtype:
+            raise Mismatch(f"{operand.name}: the dtype is {dtype}, and {name} is {bound[name]}")
+
+
+def _constrain(template: Template, names: Names, inputs: Sequence[TensorType]) -> None:
+    """What can be checked only when all names are known: dtypes given in words, constraints."""
+    for operand in template.inputs:
+        if operand.dtype is None or _name_of(operand.dtype):
+            continue
+        want = operand.dtype(names)
+        for p in places(template, operand.name, len(inputs)):
+            if inputs[p].dtype not in (want if isinstance(want, tuple) else (want,)):
+                raise Mismatch(f"{operand.name}: the dtype is {inputs[p].dtype}, not {want}")
+    for constraint in template.constraints:
+        try:
+            value = names[constraint.name]
+        except KeyError:
+            raise TemplateError(
+                f"{constraint.name} is not a name here",
+                where=str(constraint.origin),
+                hint="Constraints are on names of patterns, dtypes and parameters.",
+            ) from None
+        if str(value) not in constraint.allowed:
+            raise Mismatch(f"{constraint.name} is {value}, not {' or '.join(constraint.allowed)}")
+
+
+def _declared_index(template: Template, scope: Scope) -> tuple[Any, ...]:
+    """`$.index`: the extents of the declared index dims."""
+    if template.index is None:
+        return tuple(scope[f"${template.outputs[0].name}"].shape)
+    out: list[Any] = []
+    for group in template.index:
+        value = extents_of(template, group, scope)
+        out.extend(value if isinstance(value, tuple) else (value,))
+    return tuple(out)
+
+
+def extents_of(template: Template, group: str, scope: Scope) -> Any:
+    """The extent of a declared index group, or the list of them. Raises TemplateError."""
+    text = (template.index or {})[group]
+    value = text(scope)
+    if not all(map(is_extent, value if isinstance(value, tuple) else (value,))):
+        raise text.error(f"{value!r} are not extents of index group {group!r}")
+    return value
+
+
+def places(template: Template, name: str, count: int) -> range:
+    """Positions that operand `name` takes among `count` operands."""
+    at = 0
+    for operand in template.inputs:
+        width = count - len(template.inputs) + 1 if operand.many or operand.optional else 1
+        if operand.name == name:
+            return range(at, at + width)
+        at += width
+    raise template.error(f"there is no operand {name!r}")
+
+
+def ports(
+    template: Template, inputs: Sequence[TensorType], outputs: Sequence[TensorType]
+) -> dict[str, Any]:
+    """Operand and output names -> their types (a tuple of types for `name...`)."""
+    out: dict[str, Any] = {}
+    for operand in template.inputs:
+        own = tuple(inputs[p] for p in places(template, operand.name, len(inputs)))
+        out[f"${operand.name}"] = own if operand.many else own[0] if own else None
+    at = 0
+    for output in template.outputs if outputs else ():
+        width = 1 if output.count is None else len(outputs) - len(template.outputs) + 1
+        own = tuple(outputs[at : at + width])
+        out[f"${output.name}"] = own[0] if output.count is None else own
+        at += width
+    return out
+
+
+# What an operation is priced by, from the expressions of its template: amounts in index extents,
+# coordinates of tables, waits, scattered elements and precisions.
+
+
+#: Of presets of algorithms those that are not the default (jax.lax.DotAlgorithmPreset).
+_PRESETS = {
+    "F32_F32_F32": "highest",
+    "TF32_TF32_F32_X3": "high",
+    "BF16_BF16_F32_X3": "high",
+    "BF16_BF16_F32_X6": "highest",
+    "BF16_BF16_F32_X9": "highest",
+}
+
+
+def polynomial(text: Expression, scope: Mapping[str, Any]) -> Polynomial:
+    """An amount as a polynomial over index extents; a number is one per index point."""
+    value = text(scope)
+    if isinstance(value, int | float):
+        value = scope["@all"] * value
+    if not isinstance(value, Cost):
+        raise text.error(f"{value!r} is not a polynomial in index groups")
+    return _terms(text, value)
+
+
+def _terms(text: Expression, value: Cost) -> Polynomial:
+    merged: dict[tuple[int, ...], float] = {}
+    for coefficient, dims in value.terms:
+        if not math.isfinite(coefficient):
+            raise text.error(f"a coefficient is {coefficient}")
+        key = tuple(sorted(dims))
+        merged[key] = merged.get(key, 0.0) + coefficient
+    return tuple((c, dims) for dims, c in merged.items() if c)
+
+
+def measured(template: Template, names: Names) -> tuple[float, ...] | None:
+    """The coordinates at which tables of measured kernels hold the rate."""
+    text = template.measured
+    if text is None:
+        return None
+    value = text(names)
+    if not isinstance(value, tuple) or not all(isinstance(x, int | float) for x in value):
+        raise text.error(f"{value!r} is not a list of numbers")
+    return tuple(map(float, value))
+
+
+def spilled(template: Template, names: Names) -> float:
+    """Bytes that each flop takes through memory where no table holds the rate."""
+    text = template.spilled
+    value = 0.0 if text is None else text(names)
+    if text is not None and (not isinstance(value, int | float) or not 0.0 <= value < math.inf):
+        raise text.error(f"{value!r} is not a number of bytes")
+    return float(value)
+
+
+def scratch(template: Template, names: Names, scope: Mapping[str, Any]) -> Scratch | None:
+    """What is in memory beside operands and results."""
+    texts = template.scratch
+    if not texts:
+        return None
+    beside = polynomial(texts["beside"], scope)
+    if "blocks" not in texts:
+        walked = polynomial(texts["fused"], scope) if "fused" in texts else beside
+        return Scratch(0.0, (), (), beside, walked=walked)
+    blocks = texts["blocks"](names)
+    if not isinstance(blocks, int | float) or not 0.0 <= blocks < math.inf:
+        raise texts["blocks"].error(f"{blocks!r} is not a number of blocks")
+    fused = texts["fused"](names) if "fused" in texts else blocks
+    if not isinstance(fused, int | float) or not 0.0 <= fused <= blocks:
+        raise texts["fused"].error(f"{fused!r} is no number of blocks up to {blocks!r}")
+    scores = polynomial(texts["scores"], scope)
+    if "along" not in texts:
+        row = polynomial(texts["row"], scope)
+        return Scratch(float(blocks), scores, row, beside, (), float(fused), beside)
+    along = polynomial(texts["along"], scope)
+    if len(along) != 1:
+        raise texts["along"].error("is no product of index dims")
+    return Scratch(float(blocks), scores, (), beside, along[0][1], float(fused), beside)
+
+
+def blocks(template: Template, names: Names, scope: Mapping[str, Any]) -> Blocks | None:
+    """The kernels of each block; None where it has none, or one kernel does it all."""
+    texts = template.blocks
+    if not texts:
+        return None
+    text, kernels = texts["products"], texts["kernels"](names)
+    found = text(scope)
+    if not isinstance(found, tuple) or not all(isinstance(p, tuple) and len(p) == 4 for p in found):
+        raise text.error(f"{found!r} is not a list of products [batch, m, n, k]")
+    if not isinstance(kernels, int | float) or not 0.0 <= kernels < math.inf:
+        raise texts["kernels"].error(f"{kernels!r} is not a number of kernels")
+    if not found:
+        return None
+    products = tuple([tuple([_dims(text, side) for side in product]) for product in found])
+    moved, again = (polynomial(texts[k], scope) for k in ("moved", "again"))
+    return Blocks(products, moved, again, float(kernels))
+
+
+def _dims(text: Expression, value: Any) -> tuple[int, ...]:
+    """The index dims whose product an amount is."""
+    terms = _terms(text, value) if isinstance(value, Cost) else ()
+    if len(terms) != 1 or terms[0][0] != 1.0:
+        raise text.error(f"{value!r} is no product of index dims")
+    return terms[0][1]
+
+
+def steps(template: Template, scope: Mapping[str, Any]) -> Polynomial:
+    """Steps that wait for one another; a number is that of all of them."""
+    text = template.steps
+    if text is None:
+        return ()
+    value = text(scope)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = Cost(((float(value), ()),))
+    if not isinstance(value, Cost):
+        raise text.error(f"{value!r} is not a polynomial in index groups")
+    return _terms(text, value)
+
+
+def scattered(
+    template: Template, names: Names, scope: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> Scattered | None:
+    """What is read, or added to, at places that are data."""
+    texts = template.scattered
+    if not texts:
+        return None
+    name = texts["of"].text.strip()
+    found = places(template, name, len(inputs))
+    if len(found) != 1:
+        raise texts["of"].error(f"{name!r} is not an operand")
+    (p,) = found
+    numbers = {k: texts[k](names) for k in ("run", "within", "times", "unit") if k in texts}
+    for k, x in numbers.items():
+        if not isinstance(x, int | float) or isinstance(x, bool) or not 0.0 <= x < math.inf:
+            raise texts[k].error(f"{x!r} is not a number of elements")
+    size = inputs[p].itemsize
+    run = max(1.0, float(numbers["run"])) * size
+    return Scattered(
+        operand=p,
+        elements=polynomial(texts["elements"], scope),
+        itemsize=size,
+        run=run,
+        unit=max(1.0, float(numbers.get("unit", numbers["run"]))) * size,
+        within=float(numbers["within"]) * size,
+        times=float(numbers["times"]),
+        counted=name in template.reads,
+    )
+
+
+def precision(template: Template, names: Names) -> str:
+    """`high` or `highest` where a product asks for it, else nothing."""
+    if template.precision is None:
+        return ""
+    value = template.precision(names)
+    words = value if isinstance(value, tuple) else (value,)
+    asked = {_PRESETS.get(str(w), str(w).lower()) for w in words}
+    return next((w for w in ("highest", "high") if w in asked), "")

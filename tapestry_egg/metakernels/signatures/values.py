@@ -12,8 +12,7 @@ import numpy as np
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import itemsize
 
-from .amounts import Polynomial
-from .signature import Role
+from .signature import Polynomial, Role
 
 Ints = tuple[int, ...]
 
