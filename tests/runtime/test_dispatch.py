@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +17,9 @@ from jax.experimental import io_callback
 import tapestry_egg as te
 from tapestry_egg.pipeline.jit import optimized as optimized_module
 from tapestry_egg.pipeline.jit.optimized import Optimized
-from tapestry_egg.runtime import compile as compiling
+
+# The package's name of it is the function.
+compiling = importlib.import_module("tapestry_egg.runtime.compile")
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 
