@@ -257,11 +257,21 @@ def _dynamic_slice(call: Call) -> list[jax.Array]:
 
     operand, *starts = call.operands
     length, sizes = call.signature.input_types[0].shape, call.whole["slice_sizes"]
+    here = None  # of a dim that is cut one device has the element; the others give zero
     for k, (n, size) in enumerate(zip(length, sizes, strict=True)):
         first = jnp.clip(signed(starts[k]), 0, n - size)
-        cut = 0 if size == n else call.output_offset(k)  # else the operand's block is the part
-        starts[k] = first + jnp.asarray(cut, first.dtype)
-    return call.bind(operand, *(signed(s).astype(jnp.int32) for s in starts))
+        if size != n and call.is_part(0, k):
+            first = first - jnp.asarray(call.operand_offset(0, k), first.dtype)
+            own = (first >= 0) & (first < operand.shape[k])
+            here = own if here is None else here & own
+        elif size != n:  # else the operand's block is the part
+            first = first + jnp.asarray(call.output_offset(k), first.dtype)
+        starts[k] = first
+    found = call.bind(operand, *(signed(s).astype(jnp.int32) for s in starts))
+    if here is None:
+        return found
+    monoid = next(d.monoid for d in call.signature.index if d.role == "reduce")
+    return [jnp.where(here, x, zero(monoid, x.dtype)) for x in found]
 
 
 def _dynamic_update_slice(call: Call) -> list[jax.Array]:
