@@ -1,8 +1,8 @@
 """Whether two runs of a program give the same up to rounding; CPU seconds of a tree of processes.
 
 What rounding explains: the program is run again with every number of its inputs moved by at most
-one unit in the last place, of the narrowest numbers that the program has. A result may differ by as much as these do, with a margin, and by some
-roundings of its greatest magnitude.
+one unit in the last place, of the narrowest numbers that the program has. A result may differ by as
+much as these do, with a margin, and by some roundings of its greatest magnitude.
 """
 
 from __future__ import annotations

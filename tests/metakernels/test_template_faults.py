@@ -124,8 +124,8 @@ EDITS = [
      "0 :+ max(1, $m - 1) for $d, $m"),
     ("follows the slice", "dynamic_slice", "indexing", "if $d in $rows else 0 :+ $n",
      "if $d in $rows else @i[$d]"),
-    ("first row only", "dynamic_slice", "indexing", "else @r[index($rows, $d)] if $d in $rows else 0",
-     "else 0 * @r[index($rows, $d)] if $d in $rows else 0"),
+    ("first row only", "dynamic_slice", "indexing", "else @r[index($rows, $d)] if $d in $rows",
+     "else 0 * @r[index($rows, $d)] if $d in $rows"),
     # random
     ("one key only", "random_bits", "random", 'keys: "@b"', 'keys: "[0 for $q in @b]"'),
     ("one word only", "threefry2x32", "random", "  inputs: {k1: , k2: , x1: , x2: }",
