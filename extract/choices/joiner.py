@@ -144,7 +144,7 @@ class Joiner:
         self.signature_of = saturated.encoding.signature_of
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
-        self.neighbours = Neighbours(saturated, mesh, target)
+        self.neighbours = Neighbours(schedule, saturated, mesh, target)
         traffic = traffic_of(schedule, target)
         self.costs = WayCosts(schedule, saturated, mesh, target, traffic)
         self.known = known or OnMesh()
@@ -202,7 +202,8 @@ class Joiner:
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
         copied = tuple([(local[s.value], s.partial_reads, s.sent, s.over) for s in inner])
         through = self.costs.traffic.of(unit)
-        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through)
+        late = self.neighbours.lateness(unit)
+        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through, late)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the
@@ -362,13 +363,11 @@ class Joiner:
             if two:
                 seconds[two], energy[two], more, wire[two] = self._in_two(unit, one, choice[two])
                 scratch[two] += more
-        for m, i in enumerate(unit.members):
-            beside = self.neighbours.costs(self.signature_of[i])
-            if beside is not None:
-                more = beside[choice[:, m]]
-                seconds, energy, scratch, wire = [
-                    a + b for a, b in zip((seconds, energy, scratch, wire), more.T, strict=True)
-                ]
+        beside = self.neighbours.costs(unit, choice)
+        if beside is not None:
+            seconds, energy, scratch, wire = [
+                a + b for a, b in zip((seconds, energy, scratch, wire), beside.T, strict=True)
+            ]
         costs = np.stack([seconds, energy, scratch, parts, wire, flops], axis=1)
         alike: dict[int, list[int]] = {}  # what is shown -> rows, none worse than another
         for r, way in enumerate(ways):

@@ -27,7 +27,6 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
 from tapestry_egg.schedule.lifetimes import Lives
 from tapestry_egg.schedule.schedules import orders_of
-from tapestry_egg.shard.neighbours import exchange_costs
 
 from .members import Candidates, Member, units_of
 
@@ -251,8 +250,8 @@ class Peaks:
             pairs += [(a, b, k) for a, b in pairwise(units)]
         for u, unit in enumerate(walk.schedule.units):
             scratch, parts = self._scratch[u]
-            margins = [walk.margins.get(i, ()) for i in unit.members]
-            scratch += sum(exchange_costs(x, walk.mesh, walk.target).held for x in margins)
+            beside = walk.exchanged(unit)
+            scratch += 0.0 if beside is None else beside.held
             at = _APART * (u + 1) + 1
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:
