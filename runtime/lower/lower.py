@@ -530,7 +530,8 @@ class LocalBody:
                 k = reader.operation
                 block = IndexBlock(self.signatures[k], self.body.strategies[k].cuts, self.mesh)
                 for p in dict.fromkeys(e.operand for e in reader.rows):
-                    found[k, p] = block.margined(operands[k], p, reader.needs[p])
+                    given = operands[k], p, reader.needs[p], place(self.body, k)
+                    found[k, p] = block.margined(*given)
             exchange(group, found, self.mesh)
         return found
 

@@ -87,9 +87,22 @@ class IndexBlock:
                 at += a * block_numbers(self.cuts[d], self.mesh) * self.extents[d]
         return at
 
-    def margined(self, operands: Sequence[jax.Array], p: int, layout: Layout) -> Margined:
-        """The block of operand p, in `layout`, that is to get the rows which the device lacks."""
+    def margined(
+        self, operands: Sequence[jax.Array], p: int, layout: Layout, where: str
+    ) -> Margined:
+        """The block of operand p, in `layout`, that is to get the rows which the device lacks.
+
+        Raises PlanError where these are more than neighbours have.
+        """
         reach = reaches(self.signature, p, layout, self.cuts, self.mesh)
+        for k, (r, n) in enumerate(zip(reach, operands[p].shape, strict=True)):
+            if max(r.low, r.high) > n:
+                raise PlanError(
+                    f"dim {k} of operand {p}: the index block reads {max(r.low, r.high)} rows "
+                    f"outside the block of {n} it has, more than a neighbour has",
+                    where=where,
+                    hint=f"Layout {layout} does not serve these cuts: {self.cuts}.",
+                )
         beyond = self.signature.beyond(p)
         outside = None if beyond is None or beyond == AROUND else self._outside(operands, p)
         return Margined(operands[p], reach, layout, outside)
