@@ -152,10 +152,16 @@ def test_rows_for_one_neighbour_go_in_one_permute(name: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_lattice_gas_sends_to_every_neighbour_once_a_round() -> None:
-    f = normal(9, ROWS, COLUMNS)
-    plan = planned(lattice, [f], LINE)
-    assert permutes(plan) == [3 * ROW, 3 * ROW]
+@pytest.mark.parametrize("mesh", [LINE, GRID], ids=str)
+def test_a_lattice_gas_sends_to_every_neighbour_once_a_round(mesh: MeshShape) -> None:
+    """Nine members of a unit read the same array, each in a layout of its own if that were best."""
+    f = normal(9, ROWS if mesh is LINE else 36, COLUMNS)
+    plan = planned(lattice, [f], mesh)
+    if mesh is LINE:
+        assert permutes(plan) == [3 * ROW, 3 * ROW]
+    else:  # the two along y are one, since the next device is the one before
+        assert permutes(plan) == [3 * 4 * 9, 3 * 4 * 9, 6 * 4 * 9]
+    assert {c.kind for c in plan.collectives} == {"permute"}
     assert all(c.count == 3 for c in plan.collectives)
     run_as_planned(lattice, [f], plan)
     got = te.compile(plan, jax.devices()[:8])(f)
