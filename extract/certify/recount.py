@@ -10,7 +10,7 @@ ledger holds against the emitted program.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import numpy as np
 
@@ -32,7 +32,7 @@ from tapestry_egg.machine.energy import (
 )
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges
-from tapestry_egg.plans.plan import BodyPlan, Change, Plan
+from tapestry_egg.plans.plan import BodyPlan, Change, Plan, PlannedCollective
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import ExchangeCosts, makers, unit_exchange_costs
@@ -83,6 +83,11 @@ class Walk:
         self.joined: Mapping[Move, Joined] = {}
         self.margins: dict[int, tuple[Exchange, ...]] = {}  # by instance
 
+    @cached_property
+    def collectives(self) -> tuple[PlannedCollective, ...]:
+        """What the plan sends."""
+        return planned_collectives(self.plan)
+
     def find_moves(self) -> None:
         """Check that all is legal, and list the copies that are made (`moves`)."""
         self._legal()
@@ -116,7 +121,7 @@ class Walk:
         profile = self.profile()
         peak = round(max(profile, default=0.0))
         price = dollars(step.seconds, self.mesh.devices, self.target)
-        wire = float(sum(c.wire_bytes * c.count for c in planned_collectives(self.plan)))
+        wire = float(sum(c.wire_bytes * c.count for c in self.collectives))
         return Certificate(step.seconds, energy, flops, wire, peak, profile, serial, price, step)
 
     # The nest of bodies

@@ -85,8 +85,9 @@ class _Noted(_InAnyOrder):
         return _APART * (u + 1)
 
     def _last_within(self, start: int, stop: int) -> int:
-        self._ends.clear()  # or it would not be noted again
-        return super()._last_within(start, stop)
+        inside = self._within(start, stop)
+        self.seen.update(inside)
+        return self.tick(inside[-1]) if inside else -1
 
     def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
         key = (what, v)

@@ -26,11 +26,13 @@ from tapestry_egg.plans.plan import BodyPlan, Plan
 from tapestry_egg.runtime.lower.kernels.block import IndexBlock
 from tapestry_egg.runtime.lower.kernels.kernels import run_kernel
 from tapestry_egg.runtime.lower.kernels.margins import Margined, exchange
+from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.lying import (
     computed_into_straight,
     products_read_straight,
     renewed_outputs,
 )
+from tapestry_egg.schedule.schedules import Schedule, schedule
 
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
@@ -104,6 +106,11 @@ class LocalBody:
         return fetches(self.body)
 
     @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule of the graph as it is, with nothing fed back."""
+        return schedule(flatten(self.body.graph, {}))
+
+    @cached_property
     def signatures(self) -> tuple[OperationSignature, ...]:
         """Of every operation, those with regions and effects included, which say nothing."""
         found, values = [], self.body.graph.values
@@ -114,7 +121,7 @@ class LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        given = self.body, self.reads, self.mesh, self.sources, self.beside
+        given = self.body, self.reads, self.mesh, self.sources, self.schedule.program, self.beside
         return ties(*given, rounds=self.platform in ROUNDING)
 
     @cached_property
@@ -262,7 +269,7 @@ class LocalBody:
     @cached_property
     def stored(self) -> frozenset[int]:
         """Values that are in memory as they are, not computed where they are read."""
-        return stored(self.body.graph, self.reads, self.fusing)
+        return stored(self.schedule, self.reads, self.fusing)
 
     @property
     def read(self) -> frozenset[int]:
@@ -320,13 +327,14 @@ class LocalBody:
     def anew(self) -> frozenset[tuple[int, int]]:
         """Operands of operations that a compiler is not to know: rows of them are sent that were
         sent before, or kernels are to read them that it would have make them."""
-        apart = read_apart(self.body.graph, self.fusing) if self.platform in GPUS else frozenset()
+        apart = read_apart(self.schedule, self.fusing) if self.platform in GPUS else frozenset()
         return sent_again([*self.together.values()]) | apart
 
     @cached_property
     def repeats(self) -> dict[int, tuple[int, ...]]:
         """Operations with which a kernel begins that stores what another has stored before."""
-        return repeats(self.body, self.stored, self.mesh) if self.platform in GPUS else {}
+        given = self.body, self.schedule, self.stored, self.mesh
+        return repeats(*given) if self.platform in GPUS else {}
 
     @cached_property
     def fills(self) -> frozenset[int]:
@@ -358,11 +366,13 @@ class LocalBody:
         XLA for GPUs computes some again in every product that reads them, which keeps what they are
         made of; and parts of an operand one by one where they are read, holding all until then."""
         graph = self.body.graph
-        once = made_once(graph)
+        once = made_once(self.schedule.program)
         found = {k for k, op in enumerate(graph.operations) if not once.isdisjoint(op.outputs)}
         if self.platform not in GPUS:
             return frozenset(found)
-        found |= made_for_all(self.body, self.stored, self.mesh, self.split, self.fusing)
+        found |= made_for_all(
+            self.body, self.schedule, self.stored, self.mesh, self.split, self.fusing
+        )
         found |= made_of_larger(self.body, self.reads, self.stored, self.mesh)
         readers = Counter(f.value for reads in self.reads for f in reads)
         for k, op in enumerate(graph.operations):
@@ -400,7 +410,7 @@ class LocalBody:
         that the product's own kernel goes on with. A barrier on such a one would store it."""
         if self.platform != "tpu":
             return self.stored
-        return stored(self.body.graph, self.reads, self.fusing, epilogues=True)
+        return stored(self.schedule, self.reads, self.fusing, epilogues=True)
 
     @cached_property
     def last_read(self) -> dict[int, int]:

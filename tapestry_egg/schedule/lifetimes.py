@@ -357,9 +357,17 @@ class Lives:
     def _last_within(self, start: int, stop: int) -> int:
         """The even tick of the last unit whose root is one of these instances; -1 without any."""
         if (start, stop) not in self._ends:
-            inside = [k for k, unit in enumerate(self.schedule.units) if start <= unit.root < stop]
-            self._ends[start, stop] = max(map(self.tick, inside), default=-1)
+            self._ends[start, stop] = max(map(self.tick, self._within(start, stop)), default=-1)
         return self._ends[start, stop]
+
+    def _within(self, start: int, stop: int) -> tuple[int, ...]:
+        """The units whose root is one of these instances."""
+        units = self.schedule.units
+
+        def inside() -> tuple[int, ...]:
+            return tuple([k for k, x in enumerate(units) if start <= x.root < stop])
+
+        return self.schedule.once(inside, "units within", start, stop)
 
     def read(self, u: int, v: int) -> int:
         """The tick at which unit u would copy value v: what leaves the program or a region is
