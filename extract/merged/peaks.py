@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from tapestry_egg.schedule.lifetimes import Lives
 from tapestry_egg.schedule.schedules import orders_of
 
 from .members import Candidates, Member, units_of
+
+T = TypeVar("T", bound=int)
 
 # Ticks of one unit where it is noted which unit a tick is of: no answer is so many ticks later.
 _APART = 8
@@ -78,7 +81,7 @@ class _Noted(_InAnyOrder):
         super().__init__(given)
         self.end = _APART * (len(given.schedule.units) + 2)
         self.seen: set[int] = set()
-        self._needs: dict[tuple[str, int], set[int]] = {}
+        self._needs: dict[tuple[Callable[[Lives, int], int], int], set[int]] = {}
 
     def tick(self, u: int) -> int:
         self.seen.add(u)
@@ -89,14 +92,15 @@ class _Noted(_InAnyOrder):
         self.seen.update(inside)
         return self.tick(inside[-1]) if inside else -1
 
-    def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
-        key = (what, v)
+    def once(self, work: Callable[[Lives, int], T], v: int) -> T:
+        key = work, v
         if key not in self._known:
             outer, self.seen = self.seen, set()
-            self._known[key] = work(v)
+            self._known[key] = work(self, v)
             self._needs[key], self.seen = self.seen, outer
         self.seen |= self._needs[key]
-        return self._known[key]
+        found: T = self._known[key]
+        return found
 
 
 @dataclass(frozen=True, slots=True)

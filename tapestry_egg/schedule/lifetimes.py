@@ -33,8 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
-from typing import TypeVar, cast
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.fusion_costs import FusionCosts
@@ -95,7 +95,7 @@ def _remembered(work: Callable[[Lives, int], T]) -> Callable[[Lives, int], T]:
 
     @wraps(work)
     def answer(lives: Lives, v: int) -> T:
-        return cast(T, lives.once(work.__name__, v, partial(work, lives)))
+        return lives.once(work, v)
 
     return answer
 
@@ -119,7 +119,7 @@ class Lives:
         for u, unit in enumerate(schedule.units):
             for v in dict.fromkeys(v for _, _, v in unit.reads):
                 self.users.setdefault(v, []).append(u)
-        self._known: dict[tuple[str, int], int] = {}
+        self._known: dict[tuple[Callable[[Lives, int], int], int], Any] = {}
         self._ends: dict[tuple[int, int], int] = {}  # of spans of instances
 
     def table(self) -> Lifetimes:
@@ -144,11 +144,13 @@ class Lives:
         """The even tick of a unit."""
         return 2 * u
 
-    def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+    def once(self, work: Callable[[Lives, int], T], v: int) -> T:
         """An answer for a value, worked out when it is asked for first."""
-        if (what, v) not in self._known:
-            self._known[what, v] = work(v)
-        return self._known[what, v]
+        key = work, v
+        if key not in self._known:
+            self._known[key] = work(self, v)
+        found: T = self._known[key]
+        return found
 
     @_remembered
     def owns_memory(self, v: int) -> bool:
