@@ -75,12 +75,11 @@ def program_seconds(
     """
     if weights is not None:
         return _program_seconds(graph, target, weights, passes)
-    known: dict[tuple[int, float], tuple[Target, float]]
-    known = graph.__dict__.setdefault("_program_seconds", {})
-    key = id(target), passes
-    if key not in known:  # the target beside it, as its identity is the key
-        known[key] = target, _program_seconds(graph, target, None, passes)
-    return known[key][1]
+    known: dict[tuple[Target, float], float] = graph.__dict__.setdefault("_program_seconds", {})
+    key = target, passes
+    if key not in known:
+        known[key] = _program_seconds(graph, target, None, passes)
+    return known[key]
 
 
 def _program_seconds(
