@@ -1,8 +1,8 @@
 """Whether two runs of a program give the same up to rounding; CPU seconds of a tree of processes.
 
 What rounding explains: the program is run again with every number of its inputs moved by at most
-one unit in the last place. A result may differ by as much as these do, with a margin, and by some
-roundings of its greatest magnitude.
+one unit in the last place, of the narrowest numbers that the program has. A result may differ by as
+much as these do, with a margin, and by some roundings of its greatest magnitude.
 """
 
 from __future__ import annotations
@@ -89,8 +89,23 @@ def leaves_of(tree: Any) -> dict[str, Any]:
     }
 
 
-def nudged(args: Any, host: Any, rng: Any) -> Any:
-    """Arguments whose floats are moved by at most a unit in the last place."""
+def coarsest(function: Any, args: Any) -> float:
+    """The greatest unit in the last place, relative to 1, of the floats that a function makes."""
+    import jax
+    from jax.extend.core import subjaxprs
+
+    waiting, found = [jax.make_jaxpr(function)(*args).jaxpr], {0.0}
+    while waiting:
+        jaxpr = waiting.pop()
+        waiting += subjaxprs(jaxpr)
+        made = [v.aval.dtype for e in jaxpr.eqns for v in e.outvars if hasattr(v.aval, "dtype")]
+        floats = (t for t in made if jax.dtypes.issubdtype(t, jax.numpy.inexact))
+        found.update(float(jax.numpy.finfo(t).eps) for t in floats)
+    return max(found)
+
+
+def nudged(args: Any, host: Any, rng: Any, least: float = 0.0) -> Any:
+    """Arguments whose floats are moved by at most a unit in the last place, or that of `least`."""
     import jax
     import numpy as np
 
@@ -102,7 +117,7 @@ def nudged(args: Any, host: Any, rng: Any) -> Any:
         kept = np.asarray(kept)
         if not jax.dtypes.issubdtype(kept.dtype, np.inexact):
             return jax.numpy.asarray(kept)
-        eps = float(jax.numpy.finfo(kept.dtype).eps)
+        eps = max(least, float(jax.numpy.finfo(kept.dtype).eps))
         noise = 1.0 + eps * rng.uniform(-1.0, 1.0, kept.shape)
         return jax.numpy.asarray((_wide(kept) * noise).astype(kept.dtype))
 

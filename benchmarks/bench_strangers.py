@@ -33,7 +33,15 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import strangers
-from benchmarks.agreement import allowance, cpu_seconds, difference, leaves_of, nudged, plain
+from benchmarks.agreement import (
+    allowance,
+    coarsest,
+    cpu_seconds,
+    difference,
+    leaves_of,
+    nudged,
+    plain,
+)
 
 HEAD = (
     f"{'program':28} {'ops':>6} {'trace s':>7} {'C':>6} {'cs':>7} {'in C':>6} {'wall':>6} "
@@ -245,7 +253,8 @@ def _compared(step: strangers.Step, front: Any) -> str:
     jitted = jax.jit(step.function)
     expected = leaves_of(jitted(*made))
     random = np.random.default_rng(0)
-    moved = [leaves_of(jitted(*nudged(made, host, random))) for _ in range(2)]
+    least = coarsest(step.function, made)
+    moved = [leaves_of(jitted(*nudged(made, host, random, least))) for _ in range(2)]
     allowed = {k: allowance(a, [m[k] for m in moved]) for k, a in expected.items()}
     run = te.compile(front.best("seconds"))
     off = difference(expected, leaves_of(run(*made)), allowed)

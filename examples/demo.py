@@ -17,7 +17,7 @@ from typing import Any
 import tapestry_egg as te
 from models import gpt2
 from tapestry_egg.extract.front.notes import INTERRUPTED
-from tapestry_egg.pipeline.rehearse import rehearse, simulate_devices
+from tapestry_egg.pipeline.rehearse import rehearse_all, simulate_devices
 from tapestry_egg.progress import reporter
 
 TARGET, DEVICES = "h100:8", 8
@@ -82,7 +82,7 @@ def main(folder: str = "out/demo") -> None:
         "\nXLA computes 16-bit values in 32 bits on CPUs, so compiled peaks are up to twice the "
         "planned.\n"
     )
-    runs = [rehearse(plan, f"{__file__}:pretrain") for plan in chosen(front)]
+    runs = list(rehearse_all(chosen(front), f"{__file__}:pretrain"))
     print("\n\n".join(map(str, runs)))
     print(f"{time.perf_counter() - begin:.0f} s in all; written: {out}")
     if not all(run.ok for run in runs):

@@ -3,7 +3,7 @@
 Planning makes many objects, of which nearly all live until it ends or are freed by their counts.
 Each time that they have grown by some, Python looks through every object of the process, those of
 JAX and of the user's libraries included: that took up to a quarter of a first call, and freed
-nothing. Young objects are looked through as before.
+nothing. The youngest objects are looked through as before.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Collections of the middle generation before one of everything: some seven million new objects.
-_RARELY = 1000
+# Collections of one generation before one of the next: everything is looked through after some
+# seven million new objects.
+_RARELY = 100
 
 _lock = threading.Lock()
 _inside = 0  # how many are planning, in all threads
@@ -33,7 +34,8 @@ def rarely_collected() -> Iterator[None]:
         _inside += 1
         if _inside == 1:
             _before = gc.get_threshold()
-            _ours = (*_before[:2], max(_before[2], _RARELY))
+            young, middle, old = _before
+            _ours = young, max(middle, _RARELY), max(old, _RARELY)
             gc.set_threshold(*_ours)
     try:
         yield

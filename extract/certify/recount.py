@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial, reduce
+from functools import cached_property, partial, reduce
 
 import numpy as np
 
@@ -32,12 +32,12 @@ from tapestry_egg.machine.energy import (
     joules,
 )
 from tapestry_egg.plans.collectives import after
-from tapestry_egg.plans.exchanges import Exchange, exchanges
-from tapestry_egg.plans.plan import BodyPlan, Change, Plan
+from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges
+from tapestry_egg.plans.plan import BodyPlan, Change, Plan, PlannedCollective
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import FlatProgram, Instance
 from tapestry_egg.schedule.units import Unit
-from tapestry_egg.shard.neighbours import exchange_costs
+from tapestry_egg.shard.neighbours import ExchangeCosts, makers, unit_exchange_costs
 
 from .buffers import buffers, in_places
 from .ground import Ground
@@ -83,6 +83,11 @@ class Walk:
         self.joined: Mapping[Move, Joined] = {}
         self.margins: dict[int, tuple[Exchange, ...]] = {}  # by instance
 
+    @cached_property
+    def collectives(self) -> tuple[PlannedCollective, ...]:
+        """What the plan sends."""
+        return planned_collectives(self.plan)
+
     def find_moves(self) -> None:
         """Check that all is legal, and list the copies that are made (`moves`)."""
         self._legal()
@@ -116,7 +121,7 @@ class Walk:
         profile = self.profile()
         peak = round(max(profile, default=0.0))
         price = dollars(step.seconds, self.mesh.devices, self.target)
-        wire = float(sum(c.wire_bytes * c.count for c in planned_collectives(self.plan)))
+        wire = float(sum(c.wire_bytes * c.count for c in self.collectives))
         return Certificate(step.seconds, energy, flops, wire, peak, profile, serial, price, step)
 
     # The nest of bodies
@@ -335,13 +340,26 @@ class Walk:
             )
             for part in ((unit,) if two is None else (two.first, two.rest))
         ]
-        for i in unit.members:
-            if i in self.margins:
-                beside = exchange_costs(self.margins[i], self.mesh, self.target)
-                took = beside.seconds, beside.joules, 0.0, beside.moved, beside.sent, "exchange"
-                works.append(Work(*took))
+        beside = self.exchanged(unit)
+        if beside is not None:
+            took = beside.seconds, beside.joules, 0.0, beside.moved, beside.sent, "exchange"
+            works.append(Work(*took))
         works += read_again(self, self.ground.unit_of[unit.root])
         return reduce(Work.then, works)
+
+    def exchanged(self, unit: Unit) -> ExchangeCosts | None:
+        """What the operations of a unit get from neighbours; None where that is nothing."""
+        if self.margins.keys().isdisjoint(unit.members):
+            return None
+        readers = []
+        for i in unit.members:
+            instance, needs = self.program.instances[i], tuple[Layout, ...]()
+            if i in self.margins:
+                needs = self.bodies[instance.body].strategies[instance.operation].needs
+            ports = instance.inputs, needs, instance.outputs
+            readers.append(Reader(instance.operation, *ports, self.margins.get(i, ())))
+        made = self.schedule.once(lambda: makers(self.schedule), "makers")
+        return unit_exchange_costs(readers, made, self.mesh, self.target)
 
     # Memory
 
@@ -378,8 +396,8 @@ class Walk:
                 read = needs, back, copies, size, inside, late, self._left(v)
                 for x in buffers(lives, v, self.given[v], *read):
                     yield v, x
-            margins = [self.margins.get(i, ()) for i in unit.members]
-            scratch += sum(exchange_costs(x, self.mesh, self.target).held for x in margins)
+            beside = self.exchanged(unit)
+            scratch += 0.0 if beside is None else beside.held
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:
                     (v, *_), at = unit.outputs, 2 * u + 1

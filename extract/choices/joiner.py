@@ -8,6 +8,7 @@ many members takes as many steps as it has members, each over a limited number o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -34,7 +35,8 @@ from .once import OnMesh
 from .shortest import Ints
 
 #: A unit whose joined rows would exceed this many is cut to those of fewest partial values, and
-#: counted as `truncated`: the front's notes say so. No measurement of this number is kept.
+#: of these to those that read a value of several members in fewest layouts, and counted as
+#: `truncated`: the front's notes say so. No measurement of this number is kept.
 ROWS = 600
 # The rows of long units are fewer, so that joining them takes no more steps than this; no fewer
 # than so many. Counted among the above; no measurement of these is kept.
@@ -90,6 +92,9 @@ class _Way(NamedTuple):
     partial: int  # partial axes of values inside
     chosen: _Chosen | None
     copied: _Copied | None = None
+    # of values that several members read from outside: the layout of the first read
+    first: tuple[LayoutId | None, ...] = ()
+    mixed: int = 0  # reads of these in other layouts, each of which takes a copy
 
 
 class _Strategy(NamedTuple):
@@ -122,6 +127,22 @@ class _Member(NamedTuple):
     place: int  # of its result among the open values; -1 for the unit's root
     read_open: list[int]  # places of the open values that it reads
     copied: int  # the number of the sum that its result is, which may be left partial; -1
+    # what it reads from outside, in order: which of the values it is that several members read, or
+    # -1; empty where it reads none of them
+    shared: list[int]
+    given: int  # layouts that it shows before those of what it reads
+
+
+def _mixed(way: _Way, member: _Member, shown: Layouts) -> tuple[tuple[LayoutId | None, ...], int]:
+    """In which layout the values that several members read are read first, and how many reads are
+    in others, with those of one member more, of which `shown` are all layouts that others see."""
+    first, mixed = way.first, way.mixed
+    for k, layout in zip(member.shared, shown[member.given :], strict=True):
+        if k >= 0 and first[k] is None:
+            first = (*first[:k], layout, *first[k + 1 :])
+        elif k >= 0:
+            mixed += first[k] != layout
+    return first, mixed
 
 
 class Joiner:
@@ -144,7 +165,7 @@ class Joiner:
         self.signature_of = saturated.encoding.signature_of
         self.layouts = saturated.encoding.algebra.layouts
         self.number = saturated.encoding.algebra.number
-        self.neighbours = Neighbours(saturated, mesh, target)
+        self.neighbours = Neighbours(schedule, saturated, mesh, target)
         traffic = traffic_of(schedule, target)
         self.costs = WayCosts(schedule, saturated, mesh, target, traffic)
         self.known = known or OnMesh()
@@ -202,7 +223,8 @@ class Joiner:
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
         copied = tuple([(local[s.value], s.partial_reads, s.sent, s.over) for s in inner])
         through = self.costs.traffic.of(unit)
-        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through)
+        late = self.neighbours.lateness(unit)
+        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through, late)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the
@@ -269,7 +291,9 @@ class Joiner:
         places = {s.value: k for k, s in enumerate(inner)}
         numbers: dict[tuple[int, Layouts], int] = {}  # what is shown, numbered
         pending: list[FlatId] = []  # values whose layouts the ways' `open` are
-        ways = [_Way((), -1, 0.0, 0.0, 0, None)]
+        times = Counter(v for _, _, v in unit.reads)
+        several = {v: k for k, v in enumerate(v for v, n in times.items() if n > 1)}
+        ways = [_Way((), -1, 0.0, 0.0, 0, None, first=(None,) * len(several))]
         most = max(_FEWEST, min(ROWS, _STEPS // len(unit.members)))
         for i in reversed(unit.members):
             instance = self.instances[i]
@@ -282,18 +306,21 @@ class Joiner:
                 for v, k in zip(instance.inputs, at, strict=True)
             ]
             shown = place < 0 or instance.outputs[0] in leaving
+            outside = [v for v, k in zip(instance.inputs, reads, strict=True) if k == _OUTSIDE]
             member = _Member(
                 giving=self._giving(i),
                 fitting=self._fitting(i, tuple(reads), shown),
                 place=place,
                 read_open=[k for k in at if k >= 0],
                 copied=places.get(instance.outputs[0], -1) if instance.outputs else -1,
+                shared=[several.get(v, -1) for v in outside] if several.keys() & outside else [],
+                given=len(instance.outputs) if shown else 0,
             )
             ways = self._joined(ways, member, numbers, inner)
             pending = [v for k, v in enumerate(pending) if k != place] + list(slot)
             if len(ways) > most:
                 self.known.cut.add(key)
-                ways = sorted(ways, key=lambda w: (w.copied is not None, w.partial))[:most]
+                ways = sorted(ways, key=lambda w: (w.copied is not None, w.partial, w.mixed))[:most]
         return self._finish(unit, ways, inner)
 
     def _joined(
@@ -322,7 +349,11 @@ class Joiner:
                     known = grown.get(what)
                     if known is None or flops < known.flops:
                         chosen, partial = _Chosen(s.number, way.chosen), way.partial + s.partial
-                        grown[what] = _Way(what[0], mark, flops, moved, partial, chosen, copied)
+                        read = way.first, way.mixed
+                        if member.shared:
+                            read = _mixed(way, member, s.shown)
+                        own = what[0], mark, flops, moved, partial, chosen, copied
+                        grown[what] = _Way(*own, *read)
         return list(grown.values())
 
     def _wanted_of(
@@ -362,13 +393,11 @@ class Joiner:
             if two:
                 seconds[two], energy[two], more, wire[two] = self._in_two(unit, one, choice[two])
                 scratch[two] += more
-        for m, i in enumerate(unit.members):
-            beside = self.neighbours.costs(self.signature_of[i])
-            if beside is not None:
-                more = beside[choice[:, m]]
-                seconds, energy, scratch, wire = [
-                    a + b for a, b in zip((seconds, energy, scratch, wire), more.T, strict=True)
-                ]
+        beside = self.neighbours.costs(unit, choice)
+        if beside is not None:
+            seconds, energy, scratch, wire = [
+                a + b for a, b in zip((seconds, energy, scratch, wire), beside.T, strict=True)
+            ]
         costs = np.stack([seconds, energy, scratch, parts, wire, flops], axis=1)
         alike: dict[int, list[int]] = {}  # what is shown -> rows, none worse than another
         for r, way in enumerate(ways):

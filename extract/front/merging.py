@@ -27,7 +27,6 @@ from tapestry_egg.machine.energy import idle_joules
 from tapestry_egg.machine.objectives import PEAK_BYTES, Objective
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Merged, Plan
-from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.of_plans import with_merged
 
 from .front import Front, in_order, value, within
@@ -291,10 +290,11 @@ def _made(
         other = replace(plan, body=body)
         own = Ground(schedule, ground.target)
         own.legal |= ground.legal  # of the same operations, which the other ground keeps alive
-        costs = Walk(other, own).certificate().costs
+        walk = Walk(other, own)
+        costs = walk.certificate().costs
     except (PlanError, ExtractError):
         return None
     if ground.target.slowdown is None:  # the same sum, but for the order in which it is taken
         costs = replace(costs, seconds=costs.serial_seconds)
     bound = min(plan.bound, costs.seconds)
-    return replace(other, costs=costs, bound=bound, collectives=planned_collectives(other))
+    return replace(other, costs=costs, bound=bound, collectives=walk.collectives)

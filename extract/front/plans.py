@@ -147,6 +147,9 @@ class _Builder:
         self.copies = defaultdict(dict)
         self.kept: dict[int, dict[int, Kept]] = defaultdict(dict)
         self.flops = 0.0
+        self.local: dict[int, int] = {
+            v: k for body in self.program.bodies for k, v in enumerate(body.values)
+        }
         for u, unit in enumerate(self.plan.units):
             self._unit(u, int(assembled.unit_row[u][rows[u]]), unit.members)
         self._keep(assembled, rows)
@@ -175,8 +178,7 @@ class _Builder:
             layout, ending = kept
             body = self.program.body_of[value.value]
             until = read_position(self.plan, value.readers[ending], value.value)
-            local = self.program.bodies[body].values.index(value.value)
-            self.kept[body][local] = Kept(layout, until)
+            self.kept[body][self.local[value.value]] = Kept(layout, until)
             self._copy(body, value.value, layout)
 
     def _route(self) -> None:
@@ -190,8 +192,7 @@ class _Builder:
         if source == target:
             return
         table = self.choices.table(v)
-        local = self.program.bodies[body].values.index(v)
-        self.copies[body][local, source, target] = table.path(source, target)
+        self.copies[body][self.local[v], source, target] = table.path(source, target)
 
     def body(self, b: int) -> BodyPlan:
         """The plan of one body, with those of the regions in it."""

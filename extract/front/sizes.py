@@ -81,21 +81,23 @@ class Room:
     most: float = ENTRIES
     _made: set[tuple[int, ...]] = field(default_factory=set)
 
-    def keeping(self, choices: UnitChoices) -> Keeping | None:
+    def keeping(self, choices: UnitChoices) -> KeptCopies | None:
         """Which copies may be kept so that there is room for the tables, for which it is taken;
         None where there is none even without them."""
         columns = Columns(choices, self.once)
         shared, most = count_shared(columns), self.left / 2
         direct = self._direct(columns)
-        sizes, kept = self._shared(columns, Keeping(shared, most))
+        copies = self._copies(columns, Keeping(shared, most))
+        sizes, kept = self._shared(copies)
         if sum(self._new(direct, *kept).values()) <= most and inf not in sizes:
-            return self._taken(self._new(direct, *kept), Keeping(shared))
-        _, bare = self._shared(columns, Keeping(shared, 0.0))
+            copies.keeping = Keeping(shared)  # it has left out none
+            return self._taken(self._new(direct, *kept), copies)
+        _, bare = self._shared(self._copies(columns, Keeping(shared, 0.0)))
         for limit in (*(n - 1.0 for n in sorted(set(sizes), reverse=True) if 1.0 < n < inf), 0.0):
             values = [k if n <= limit else b for n, k, b in zip(sizes, kept, bare, strict=True)]
             tables = self._new(direct, *values)
             if sum(tables.values()) <= most or (not limit and self._first(tables)):
-                return self._taken(tables, Keeping(shared, limit))
+                return self._taken(tables, self._copies(columns, Keeping(shared, limit)))
         return None
 
     def _first(self, tables: _Tables) -> bool:
@@ -107,10 +109,10 @@ class Room:
         every = {key: n for some in parts for key, n in some.items()}
         return {key: n for key, n in every.items() if key not in self._made}
 
-    def _taken(self, tables: _Tables, keeping: Keeping) -> Keeping:
+    def _taken(self, tables: _Tables, copies: KeptCopies) -> KeptCopies:
         self.left -= sum(tables.values())
         self._made.update(tables)
-        return keeping
+        return copies
 
     def _direct(self, columns: Columns) -> _Tables:
         """The tables of values that one unit reads."""
@@ -122,16 +124,17 @@ class Room:
                 found[id(given), id(wanted)] = len(np.unique(given)) * len(wanted.sets)
         return found
 
-    def _shared(self, columns: Columns, keeping: Keeping) -> tuple[list[float], list[_Tables]]:
-        """Of every value that several read: its entries, infinitely many where its copies are not
-        kept as they are too many, and its tables."""
-        schedule = columns.schedule
-        target = columns.choices.target
+    def _copies(self, columns: Columns, keeping: Keeping) -> KeptCopies:
+        schedule, target = columns.schedule, columns.choices.target
         of = target.epilogues, target.fusing
         lives = self.once(lambda: lifetimes(schedule, *of), "lifetimes", schedule)
-        copies = KeptCopies(columns, lives, keeping)
-        sizes, tables = [], []
-        for unit in schedule.units:
+        return KeptCopies(columns, lives, keeping)
+
+    def _shared(self, copies: KeptCopies) -> tuple[list[float], list[_Tables]]:
+        """Of every value that several read: its entries, infinitely many where its copies are not
+        kept as they are too many, and its tables."""
+        columns, (sizes, tables) = copies.columns, (list[float](), list[_Tables]())
+        for unit in columns.schedule.units:
             own = [v for v in unit.outputs if len(columns.others(v)) > 1]
             for k, v in enumerate(own):
                 given, before = columns.gives(v), copies.spared

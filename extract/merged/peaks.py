@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 
@@ -26,9 +27,10 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
 from tapestry_egg.schedule.lifetimes import Lives
 from tapestry_egg.schedule.schedules import orders_of
-from tapestry_egg.shard.neighbours import exchange_costs
 
 from .members import Candidates, Member, units_of
+
+T = TypeVar("T", bound=int)
 
 # Ticks of one unit where it is noted which unit a tick is of: no answer is so many ticks later.
 _APART = 8
@@ -78,24 +80,26 @@ class _Noted(_InAnyOrder):
         super().__init__(given)
         self.end = _APART * (len(given.schedule.units) + 2)
         self.seen: set[int] = set()
-        self._needs: dict[tuple[str, int], set[int]] = {}
+        self._needs: dict[tuple[Callable[[Lives, int], int], int], set[int]] = {}
 
     def tick(self, u: int) -> int:
         self.seen.add(u)
         return _APART * (u + 1)
 
     def _last_within(self, start: int, stop: int) -> int:
-        self._ends.clear()  # or it would not be noted again
-        return super()._last_within(start, stop)
+        inside = self._within(start, stop)
+        self.seen.update(inside)
+        return self.tick(inside[-1]) if inside else -1
 
-    def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
-        key = (what, v)
+    def once(self, work: Callable[[Lives, int], T], v: int) -> T:
+        key = work, v
         if key not in self._known:
             outer, self.seen = self.seen, set()
-            self._known[key] = work(v)
+            self._known[key] = work(self, v)
             self._needs[key], self.seen = self.seen, outer
         self.seen |= self._needs[key]
-        return self._known[key]
+        found: T = self._known[key]
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,8 +254,8 @@ class Peaks:
             pairs += [(a, b, k) for a, b in pairwise(units)]
         for u, unit in enumerate(walk.schedule.units):
             scratch, parts = self._scratch[u]
-            margins = [walk.margins.get(i, ()) for i in unit.members]
-            scratch += sum(exchange_costs(x, walk.mesh, walk.target).held for x in margins)
+            beside = walk.exchanged(unit)
+            scratch += 0.0 if beside is None else beside.held
             at = _APART * (u + 1) + 1
             for amount, ticks in ((scratch, 1), (parts, 2)):
                 if amount:

@@ -83,23 +83,30 @@ def assemble(
     choices: UnitChoices,
     weights: Weights | None = None,
     once: Once | None = None,
-    keeping: Keeping | None = None,
+    keeping: Keeping | KeptCopies | None = None,
 ) -> PlanProblem:
     """Build the problem of the choices. Its "seconds" are what `weights` make of them; the rows
     are the same for all weights. What several problems of the same weights have in common is made
-    `once`; which copies may be kept `keeping` says (None: as is fit for the program alone)."""
+    `once`; which copies may be kept `keeping` says (None: as is fit for the program alone), or what
+    was found by it with the same `once`."""
     return _Assembler(choices, weights or Weights(), once or Once(), keeping).build()
 
 
 class _Assembler:
     def __init__(
-        self, choices: UnitChoices, weights: Weights, once: Once, keeping: Keeping | None
+        self,
+        choices: UnitChoices,
+        weights: Weights,
+        once: Once,
+        keeping: Keeping | KeptCopies | None,
     ) -> None:
         self.choices = choices
         self.weights = weights
         self.schedule = choices.schedule
         self.program = self.schedule.program
-        self.columns, self.once = Columns(choices, once), once
+        known = keeping if isinstance(keeping, KeptCopies) else None
+        self.columns = Columns(choices, once) if known is None else known.columns
+        self.once = once
         self.memory = Memory(choices, self.columns)
         plain = weights == Weights()
         self.slots = Slots(self.columns) if plain and may_merge(choices) else None
@@ -112,7 +119,10 @@ class _Assembler:
         self.unit_row: list[Ints] = []
         self.holder: dict[int, Holding] = {}  # shared value -> rows of its variable
         self.variable_of: dict[int, int] = {}  # shared value -> that variable
-        self.kept = KeptCopies(self.columns, self.memory.lives, keeping)
+        if isinstance(keeping, KeptCopies):
+            self.kept = keeping
+        else:
+            self.kept = KeptCopies(self.columns, self.memory.lives, keeping)
 
     def build(self) -> PlanProblem:
         extra: list[int] = []

@@ -50,6 +50,7 @@ class Columns:
         )
         self.once = once or Once()
         self._tables: dict[int, CopyTable] = {}
+        self._wanted: dict[tuple[int, int], Wanted] = {}
         self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     def table(self, v: int) -> CopyTable:
@@ -82,6 +83,12 @@ class Columns:
 
     def wanted(self, u: int, v: int) -> Wanted:
         """The layouts in which the rows of unit u read value v."""
+        found = self._wanted.get((u, v))
+        if found is None:
+            found = self._wanted[u, v] = self._read(u, v)
+        return found
+
+    def _read(self, u: int, v: int) -> Wanted:
         ports = tuple(k for k, (_, _, w) in enumerate(self.schedule.units[u].reads) if w == v)
         rows, table = self.choices.rows[u], self.table(v)
 

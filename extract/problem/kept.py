@@ -75,10 +75,18 @@ class KeptCopies:
         self.columns, self.once, self.lives = columns, columns.once, lives
         self.keeping = keeping or Keeping(count_shared(columns))
         self.fewer_endings = self.fewer_copies = self.spared = 0
+        self._held: dict[tuple[int, int], tuple[Ints, Holding]] = {}
+        self._served: dict[tuple[int, int, int], tuple[Holding, Served]] = {}
 
     def holding(self, v: int, haves: Ints) -> Holding:
         """Rows once without a kept copy, then with each that two readers could share, or that one
         could have made before its turn."""
+        key = v, id(haves)  # its object beside it, as its identity is the key
+        if key not in self._held:
+            self._held[key] = haves, self._holding(v, haves)
+        return self._held[key][1]
+
+    def _holding(self, v: int, haves: Ints) -> Holding:
         table, readers = self.columns.table(v), self.columns.others(v)
         ranks = self.columns.ranks(v)
         wanting = tuple(self.columns.wanted(r, v) for r in readers)
@@ -125,6 +133,12 @@ class KeptCopies:
 
     def served(self, v: int, holding: Holding, k: int) -> Served:
         """What the reader at place k of those of a value is served by."""
+        key = v, k, id(holding)
+        if key not in self._served:
+            self._served[key] = holding, self._serving(v, holding, k)
+        return self._served[key][1]
+
+    def _serving(self, v: int, holding: Holding, k: int) -> Served:
         ranks = self.columns.ranks(v)
 
         def labels() -> Served:

@@ -114,6 +114,10 @@ class Problem:
         return float(found.seconds.sum() + found.pair_seconds.sum())
 
     @cached_property
+    def _last(self) -> list[tuple[bytes, _Entries]]:
+        return []
+
+    @cached_property
     def _moments(self) -> tuple[Ints, Ints]:
         """Where the uses begin and end, of all variables and then of all pairs."""
         every = [(u.start, u.end) for x in self._parts for u in x.uses]
@@ -136,14 +140,18 @@ class Problem:
         return np.concatenate(([seconds], lengths))
 
     def _entries(self, rows: Ints) -> _Entries:
-        """What one row per variable has of all tables."""
+        """What one row per variable has of all tables; the last answer is remembered, since several
+        figures are asked of one labelling."""
+        key = rows.tobytes()
+        if self._last and self._last[0][0] == key:
+            return self._last[0][1]
         taken = rows.tolist()
         own: list[tuple[Variable | Pair, Any]] = [*zip(self.variables, taken, strict=True)]
         pairs: list[tuple[Variable | Pair, Any]] = [
             (p, (p.label_a[taken[p.a]], p.label_b[taken[p.b]])) for p in self.pairs
         ]
         every = [*own, *pairs]
-        return _Entries(
+        found = _Entries(
             seconds=_numbers(x.seconds[at] for x, at in own),
             joules=_numbers(x.joules[at] for x, at in own),
             pair_seconds=_numbers(x.seconds[at] for x, at in pairs),
@@ -151,6 +159,8 @@ class Problem:
             bytes=_numbers(u.amount[at] for x, at in every for u in x.uses),
             spans=_numbers(s.amount[at] for x, at in every for s in x.spans),
         )
+        self._last[:] = [(key, found)]
+        return found
 
 
 def _numbers(amounts: Iterable[Any]) -> Floats:

@@ -44,6 +44,9 @@ class Frame:
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
     #: copies that leave, or were made with others, before their readers' turn
     left: dict[Key, jax.Array] = field(default_factory=dict)
+    #: copies that were made before who has them first, and all that were made
+    early: set[Key] = field(default_factory=set)
+    copied: set[Key] = field(default_factory=set)
     #: those of them that kernels run beside, by the tie before which they were made
     on_their_way: list[tuple[Key, ...]] = field(default_factory=list)
     #: what waited for a large kernel's operands, since the next one collects it while that one runs
@@ -128,7 +131,7 @@ class Frame:
     def _compute(self, v: int, known: dict[int, jax.Array]) -> jax.Array:
         """A value that is computed on the fly, from arrays in `known` where they are there."""
         k = self.local.on_the_fly[v]
-        op, strategy = self.local.body.graph.operations[k], self.local.body.strategies[k]
+        op = self.local.body.graph.operations[k]
         own = {} if op.remat is None else self.barred[op.remat][0]
         operands = []
         for p, f in enumerate(self.local.reads[k]):
@@ -138,7 +141,7 @@ class Frame:
             for step in steps:
                 x = apply(x, step, self.local.mesh, self.local.platform)
             operands.append(x)
-        outputs, _ = self.local.run_operation(k, op, strategy, operands, NOT_FAILED)
+        outputs, _ = self.local.run_operation(k, operands, NOT_FAILED)
         return outputs[0]
 
     def _alive(self, k: int) -> tuple[int, ...]:
@@ -278,6 +281,14 @@ class Frame:
                     self.again(f.value, self.region)
         at_end = k == len(self.local.reads) - 1
         wanted = {f.key for f in reads if f.merged or at_end}
+        soon = {f.key for f in reads if f.origin == "copy"} | self.copied
+        for f in reads:  # of operations that send rows together some take copies before their turn
+            if f.origin in ("own", "kept") and not f.merged and f.key not in soon:
+                maker = self.local.made_copies[f.key]
+                x = self._late(f.value, k) if maker.again else self._made(f)
+                self.left[f.key] = self._copy(maker, x)
+                self.early.add(f.key)
+        wanted |= {f.key for f in reads if f.key in self.early}
         there = wanted & self.left.keys()
         for f in reads:  # first, since tying a copy to another operand replaces that operand
             if f.again and f.key not in there:
@@ -286,7 +297,7 @@ class Frame:
             if f.key in there:
                 own[f.value, f.need] = self.left[f.key]
             elif f.origin == "copy" and not f.again:
-                own[f.value, f.need] = self._copy(f, self._store("produced", f.value)[f.value])
+                own[f.value, f.need] = self._copy(f, self._made(f))
         found = [
             own[f.value, f.need]
             if f.origin in ("own", "copy")
@@ -379,7 +390,11 @@ class Frame:
         self._renew(waited, k)
         return list(late)
 
+    def _made(self, f: Fetch) -> jax.Array:
+        return self._store("produced", f.value)[f.value]
+
     def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
+        self.copied.add(f.key)
         for step in f.steps:
             x = apply(x, step, self.local.mesh, self.local.platform)
             if f.value in self.local.images and turns(step, x.shape):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -17,16 +17,20 @@ from tapestry_egg.machine.target import FusionCosts, SplitK, Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.compiler_options import GPUS
-from tapestry_egg.plans.exchanges import exchanges_of, sent_again
+from tapestry_egg.plans.exchanges import Reader, exchanges_of, sent_again, together
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.lying import laid_in_order
-from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
+from tapestry_egg.plans.plan import BodyPlan, Plan
+from tapestry_egg.runtime.lower.kernels.block import IndexBlock
 from tapestry_egg.runtime.lower.kernels.kernels import run_kernel
+from tapestry_egg.runtime.lower.kernels.margins import Margined, exchange
+from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.lying import (
     computed_into_straight,
     products_read_straight,
     renewed_outputs,
 )
+from tapestry_egg.schedule.schedules import Schedule, schedule
 
 from .frame import Frame
 from .host_calls import Caller, calls, report, run_once
@@ -100,6 +104,11 @@ class LocalBody:
         return fetches(self.body)
 
     @cached_property
+    def schedule(self) -> Schedule:
+        """The schedule of the graph as it is, with nothing fed back."""
+        return schedule(flatten(self.body.graph, {}))
+
+    @cached_property
     def signatures(self) -> tuple[OperationSignature, ...]:
         """Of every operation, those with regions and effects included, which say nothing."""
         found, values = [], self.body.graph.values
@@ -110,7 +119,7 @@ class LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        given = self.body, self.reads, self.mesh, self.sources, self.beside
+        given = self.body, self.reads, self.mesh, self.sources, self.schedule.program, self.beside
         return ties(*given, rounds=self.platform in ROUNDING)
 
     @cached_property
@@ -133,6 +142,46 @@ class LocalBody:
         return found
 
     @cached_property
+    def together(self) -> dict[int, tuple[Reader, ...]]:
+        """The operations that get rows from neighbours, those together that send theirs so, by the
+        first of them."""
+        return {group[0].operation: group for group in together(self.body, self.mesh)}
+
+    @cached_property
+    def order(self) -> tuple[tuple[int, ...], ...]:
+        """Operations as they are emitted, those at once that send rows together: when the first of
+        them comes, after what others read of their unit."""
+        operations = self.body.graph.operations
+        made = self.body.graph.producers()
+        done: set[int] = set()
+        found: list[tuple[int, ...]] = []
+        for k in range(len(operations)):
+            if k in done:
+                continue
+            group = [r.operation for r in self.together.get(k, ())] or [k]
+            left, before = [*group], set[int]()
+            while left:
+                read = {made[v] for v in operations[left.pop()].inputs if v in made}
+                left += read - done - before
+                before |= read - done
+            for j in sorted(before):
+                found.append((j,))
+            found.append(tuple(group))
+            done |= {*before, *group}
+        return tuple(found)
+
+    @cached_property
+    def position(self) -> dict[int, int]:
+        """When each operation is emitted, the body's outputs last."""
+        every = [k for ks in self.order for k in ks]
+        return {k: n for n, k in enumerate([*every, len(every)])}
+
+    @cached_property
+    def made_copies(self) -> dict[tuple[int, Layout, int], Fetch]:
+        """Copies by their keys, as the readers have them that make them."""
+        return {f.key: f for reads in self.reads for f in reads if f.origin == "copy"}
+
+    @cached_property
     def joint(self) -> tuple[dict[int, list[Fetch]], dict[int, list[Fetch]]]:
         """The copies that are made by one collective: by the operation after which they are, where
         they combine partial values or leave the body, and by that before which they are."""
@@ -144,9 +193,11 @@ class LocalBody:
         before: dict[int, list[Fetch]] = {}
         end = len(self.body.graph.operations)
         for found in members.values():
-            last = max(made.get(f.value, -1) for _, f in found)
+            last = max(
+                (made.get(f.value, -1) for _, f in found), key=lambda k: self.position.get(k, -1)
+            )
             soon = any(k == end or f.have.partial for k, f in found) and last >= 0
-            place = last if soon else min(k for k, _ in found)
+            place = last if soon else min((k for k, _ in found), key=self.position.__getitem__)
             (after if soon else before).setdefault(place, []).extend(f for _, f in found)
         return after, before
 
@@ -216,7 +267,7 @@ class LocalBody:
     @cached_property
     def stored(self) -> frozenset[int]:
         """Values that are in memory as they are, not computed where they are read."""
-        return stored(self.body.graph, self.reads, self.fusing)
+        return stored(self.schedule, self.reads, self.fusing)
 
     @property
     def read(self) -> frozenset[int]:
@@ -274,13 +325,14 @@ class LocalBody:
     def anew(self) -> frozenset[tuple[int, int]]:
         """Operands of operations that a compiler is not to know: rows of them are sent that were
         sent before, or kernels are to read them that it would have make them."""
-        apart = read_apart(self.body.graph, self.fusing) if self.platform in GPUS else frozenset()
-        return sent_again(self.body, self.mesh) | apart
+        apart = read_apart(self.schedule, self.fusing) if self.platform in GPUS else frozenset()
+        return sent_again([*self.together.values()]) | apart
 
     @cached_property
     def repeats(self) -> dict[int, tuple[int, ...]]:
         """Operations with which a kernel begins that stores what another has stored before."""
-        return repeats(self.body, self.stored, self.mesh) if self.platform in GPUS else {}
+        given = self.body, self.schedule, self.stored, self.mesh
+        return repeats(*given) if self.platform in GPUS else {}
 
     @cached_property
     def fills(self) -> frozenset[int]:
@@ -312,11 +364,13 @@ class LocalBody:
         XLA for GPUs computes some again in every product that reads them, which keeps what they are
         made of; and parts of an operand one by one where they are read, holding all until then."""
         graph = self.body.graph
-        once = made_once(graph)
+        once = made_once(self.schedule.program)
         found = {k for k, op in enumerate(graph.operations) if not once.isdisjoint(op.outputs)}
         if self.platform not in GPUS:
             return frozenset(found)
-        found |= made_for_all(self.body, self.stored, self.mesh, self.split, self.fusing)
+        found |= made_for_all(
+            self.body, self.schedule, self.stored, self.mesh, self.split, self.fusing
+        )
         found |= made_of_larger(self.body, self.reads, self.stored, self.mesh)
         readers = Counter(f.value for reads in self.reads for f in reads)
         for k, op in enumerate(graph.operations):
@@ -354,7 +408,7 @@ class LocalBody:
         that the product's own kernel goes on with. A barrier on such a one would store it."""
         if self.platform != "tpu":
             return self.stored
-        return stored(self.body.graph, self.reads, self.fusing, epilogues=True)
+        return stored(self.schedule, self.reads, self.fusing, epilogues=True)
 
     @cached_property
     def last_read(self) -> dict[int, int]:
@@ -428,35 +482,66 @@ class LocalBody:
                 else jax.lax.empty(constant.shape, constant.dtype)
             )
         frame.stack(graph.inputs)
-        for k, op in enumerate(graph.operations):
-            with jax.named_scope(op.scope or op.kernel):
-                frame.enter(op.remat, k)
-                frame.wait(k)
-                frame.repeat(k)
-                frame.hold_back(k)
-                operands = frame.operands(k)
-                if k in self.fills:
-                    operands = frame.not_before(k, operands, range(len(operands)))
-                elif k in self.updates:
-                    operands = frame.update(k, operands)
-                strategy = self.body.strategies[k]
-                if k in self.turned and op.remat is None:
-                    operands = frame.turned(k, operands)
-                q = frame.renews(k)
-                if q is None:
-                    outputs, failed = self.run_operation(k, op, strategy, operands, failed)
-                else:
-                    outputs = frame.renew(k, q, operands)
-            if not self.rows.isdisjoint(op.outputs):
-                outputs = [laid_in_order(x) for x in outputs]
-            if self.tiles and self.platform in ROUNDING and self.signatures[k].into_rows:
-                outputs = [turned_back(x, self.tiles) for x in outputs]
-            frame.leave(k, outputs)
+        for ks in self.order:
+            operands = {k: self._operands(frame, k) for k in ks}
+            wider = self._exchanged(operands)
+            for k in ks:
+                op, own = graph.operations[k], operands[k]
+                with jax.named_scope(op.scope or op.kernel):
+                    q = frame.renews(k)
+                    if q is None:
+                        outputs, failed = self.run_operation(k, own, failed, wider)
+                    else:
+                        outputs = frame.renew(k, q, own)
+                if not self.rows.isdisjoint(op.outputs):
+                    outputs = [laid_in_order(x) for x in outputs]
+                if self.tiles and self.platform in ROUNDING and self.signatures[k].into_rows:
+                    outputs = [turned_back(x, self.tiles) for x in outputs]
+                frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
         found = frame.operands(len(graph.operations))
         for q in sorted(frame.unwritten()):
             frame.write(q, found[q])
         return tuple(found), failed
+
+    def _operands(self, frame: Frame, k: int) -> list[jax.Array]:
+        """The operands of operation k, and what has to wait for what before it."""
+        import jax
+
+        op = self.body.graph.operations[k]
+        with jax.named_scope(op.scope or op.kernel):
+            frame.enter(op.remat, k)
+            frame.wait(k)
+            frame.repeat(k)
+            frame.hold_back(k)
+            operands = frame.operands(k)
+            if k in self.fills:
+                operands = frame.not_before(k, operands, range(len(operands)))
+            elif k in self.updates:
+                operands = frame.update(k, operands)
+            if k in self.turned and op.remat is None:
+                operands = frame.turned(k, operands)
+        return operands
+
+    def _exchanged(self, operands: Mapping[int, Arrays]) -> dict[tuple[int, int], Margined]:
+        """The blocks of operands, by operation and operand, with the rows of neighbours that some
+        operations at once read."""
+        import jax
+
+        found: dict[tuple[int, int], Margined] = {}
+        first = next(iter(operands))
+        if first not in self.together:
+            return found
+        op, group = self.body.graph.operations[first], self.together[first]
+        with jax.named_scope(op.scope or op.kernel):
+            for reader in group:
+                k = reader.operation
+                block = IndexBlock(self.signatures[k], self.body.strategies[k].cuts, self.mesh)
+                for p in dict.fromkeys(e.operand for e in reader.rows):
+                    given = operands[k], p, reader.needs[p], place(self.body, k)
+                    found[k, p] = block.margined(*given)
+            exchange(group, found, self.mesh)
+        return found
 
     def _laid(self, op: Operation, operands: Arrays) -> Arrays:
         """The operands of a region, stacks in the order in which tiles pad them least: XLA for TPUs
@@ -468,10 +553,16 @@ class LocalBody:
         return [*operands[:first], *(laid_tight(x, self.tiles) for x in operands[first:])]
 
     def run_operation(
-        self, k: int, op: Operation, strategy: Strategy, operands: Arrays, failed: Any
+        self,
+        k: int,
+        operands: Arrays,
+        failed: Any,
+        wider: Mapping[tuple[int, int], Margined] | None = None,
     ) -> tuple[Arrays, Any]:
-        """Its outputs, and whether a call has failed by now."""
+        """The outputs of operation k, and whether a call has failed by now; `wider` are blocks with
+        rows of neighbours, by operation and operand."""
         outputs: Arrays
+        op, strategy = self.body.graph.operations[k], self.body.strategies[k]
         where, values = place(self.body, k), self.body.graph.values
         read, made = (tuple(values[v] for v in vs) for vs in (op.inputs, op.outputs))
         if op.regions:
@@ -486,7 +577,8 @@ class LocalBody:
             outputs, failed = run_once(op, made, operands, self.mesh, self.caller, failed)
         else:
             given = op, read, made, strategy, operands, self.mesh, where, self.platform
-            outputs = run_kernel(*given)
+            own = {p: x for (j, p), x in (wider or {}).items() if j == k}
+            outputs = run_kernel(*given, own)
         for q, (t, layout, x) in enumerate(zip(made, strategy.gives, outputs, strict=True)):
             wanted = layout.local_shape(t.shape, self.mesh)
             if x.shape != wanted:

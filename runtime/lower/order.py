@@ -29,10 +29,10 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import Fusion, OperationSignature
 from tapestry_egg.plans.fetch import Fetch, produced_layouts
 from tapestry_egg.plans.plan import BodyPlan
-from tapestry_egg.schedule.flatten import FlatProgram, flatten
+from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.own_arrays import self_compared
-from tapestry_egg.schedule.schedules import Schedule, operation_groups, schedule
+from tapestry_egg.schedule.schedules import Schedule, operation_groups
 from tapestry_egg.schedule.units import Unit, fuse, is_view
 from tapestry_egg.schedule.value_numbers import ValueNumbers
 
@@ -75,14 +75,14 @@ def ties(
     reads: Reads,
     mesh: MeshShape,
     sources: Mapping[int, Sequence[int]],
+    program: FlatProgram,
     beside: bool = False,
     rounds: bool = False,
 ) -> dict[int, Tie]:
     """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them,
-    `sources` of values that are computed on the fly are what they are computed from. With `beside`
-    collectives run beside kernels."""
+    `program` is the body's graph flattened, `sources` of values that are computed on the fly are
+    what they are computed from. With `beside` collectives run beside kernels."""
     graph = body.graph
-    program = flatten(graph, {})
     units = fuse(program)
     kernels = _made_by(program, units, ("kernel",))
     solid = kernels | _made_by(program, units, ("reduce",))
@@ -177,16 +177,15 @@ def written_late(
 
 
 def stored(
-    graph: BlockGraph,
+    plan: Schedule,
     reads: Reads,
     fusing: FusionCosts | None = None,
     epilogues: bool = False,
 ) -> frozenset[int]:
-    """Values of a graph that kernels write to memory, by the schedule's model of fusion, that of a
+    """Values of a scheduled graph that kernels write to memory, by the model of fusion of a
     target with `epilogues` where these are asked for; not zeros into which sums are scattered only
     to be added to something, as they are: XLA scatters into that, if it sees that they are zeros.
     """
-    plan = schedule(flatten(graph, {}))
     number = {v: k for k, v in enumerate(plan.program.bodies[0].values)}
     within = fusion(plan, epilogues, fusing).within
     found = {
@@ -196,18 +195,18 @@ def stored(
         for v in unit.outputs
         if v in number
     }
-    return frozenset(found - _never_filled(graph, reads))
+    return frozenset(found - _never_filled(plan.program.bodies[0].graph, reads))
 
 
-def made_once(graph: BlockGraph) -> frozenset[int]:
+def made_once(program: FlatProgram) -> frozenset[int]:
     """Values of a graph that have to exist once: they are compared with the greatest of them."""
-    program = flatten(graph, {})
     once = self_compared(program)
     return frozenset(k for k, v in enumerate(program.bodies[0].values) if v in once)
 
 
 def made_for_all(
     body: BodyPlan,
+    plan: Schedule,
     stored: frozenset[int],
     mesh: MeshShape,
     costs: SplitK | None,
@@ -221,7 +220,6 @@ def made_for_all(
     and holds them until the last: a plan has them for as long as their sum is made. What the very
     next kernel alone reads is gone with it; what devices combine is added up for that.
     """
-    plan = schedule(flatten(body.graph, {}))
     program, layouts = plan.program, produced_layouts(body)
     place = {v: k for k, v in enumerate(program.bodies[0].values)}
     within = fusion(plan, costs=fusing).within
@@ -371,7 +369,9 @@ def _signature(graph: BlockGraph, op: Operation) -> OperationSignature:
     return registry.signature_in(graph, op)
 
 
-def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int, tuple[int, ...]]:
+def repeats(
+    body: BodyPlan, plan: Schedule, stored: frozenset[int], mesh: MeshShape
+) -> dict[int, tuple[int, ...]]:
     """What stores an array of some size that was stored before, of the same values: the first
     operation that makes it, and what that kernel reads.
 
@@ -379,7 +379,6 @@ def repeats(body: BodyPlan, stored: frozenset[int], mesh: MeshShape) -> dict[int
     to be the same: it would hold what it makes first for the last reader.
     """
     graph = body.graph
-    plan = schedule(flatten(graph, {}))
     program, layouts = plan.program, produced_layouts(body)
     place = {v: k for k, v in enumerate(program.bodies[0].values)}
     numbers, seen = ValueNumbers().of(program), set[int]()

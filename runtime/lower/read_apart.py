@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import FusionCosts
-from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.inlining import fusion
-from tapestry_egg.schedule.schedules import schedule
+from tapestry_egg.schedule.schedules import Schedule
 
 
-def read_apart(graph: BlockGraph, fusing: FusionCosts | None) -> frozenset[tuple[int, int]]:
+def read_apart(plan: Schedule, fusing: FusionCosts | None) -> frozenset[tuple[int, int]]:
     """Operands of operations that kernels store, and whose readers are not to make them: sums along
     columns, which would read too much at once (`schedule/inlining.py`), and what such sums
     alone compute of an operand."""
     if fusing is None:
         return frozenset()
-    plan = schedule(flatten(graph, {}))
     found = fusion(plan, costs=fusing)
     operands = set[tuple[int, int]]()
     for u, v in found.apart:

@@ -267,8 +267,8 @@ def _collective(scope: Scope, i: Instruction) -> _Work:
     table = scope.computation.by_name
     entering = sum(table[o].nbytes for o in i.operands if o in table)
     group = _group(i, scope.module.devices)
-    if kind == "permute":
-        entering = table[i.operands[0]].nbytes  # the others are offsets into buffers
+    if kind == "permute" and "slice_sizes" in i.attributes:
+        entering = table[i.operands[0]].nbytes  # the others are a buffer and offsets into both
     if kind == "send":
         payload, group = table[i.operands[0]].nbytes, 2
     else:

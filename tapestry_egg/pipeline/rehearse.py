@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from tapestry_egg.runtime.measure.compare import Comparison
     from tapestry_egg.runtime.measure.numerics import Accuracy
     from tapestry_egg.tracing.entry import Entry
+
+    Array = np.ndarray[Any, Any]
 
 
 #: Differences up to this share of an output's largest magnitude count as rounding.
@@ -124,69 +127,114 @@ class Rehearsal:
 def rehearse(
     plan: Plan, program: str | None = None, *, repeat: int = 5, seed: int = 0
 ) -> Rehearsal:
-    """Run `plan` and the original program on the same arguments, and compare.
+    """Run `plan` and the original program on the same arguments, and compare: `rehearse_all` of one
+    plan."""
+    (shown,) = rehearse_all((plan,), program, repeat=repeat, seed=seed)
+    return shown
+
+
+def rehearse_all(
+    plans: Sequence[Plan], program: str | None = None, *, repeat: int = 5, seed: int = 0
+) -> Iterator[Rehearsal]:
+    """Run plans of one program and the original program on the same arguments, and compare; the
+    original is run and timed once.
 
     The arguments are those of `program` (`FILE.py:NAME`, see `tracing/entry.py`), else random ones
     drawn with `seed`: numbers in [0, 1), integers 0 and 1, so that roots and indices are in their
     domain. Raises TargetError where the machine lacks devices, TraceError where the program's
     arguments are not the plan's.
     """
-    simulate_devices(plan.mesh.devices)
-    import jax
+    simulate_devices(max((plan.mesh.devices for plan in plans), default=1))
+    original = None
+    for plan in plans:
+        original = original or _Original(plan, program, repeat, seed)
+        yield original.beside(plan)
 
-    from tapestry_egg.runtime.compile import compile
-    from tapestry_egg.runtime.measure.compare import compare
-    from tapestry_egg.runtime.measure.numerics import (
-        SHAKES,
-        is_key,
-        on_host,
-        shaken,
-    )
-    from tapestry_egg.tracing.emit import emit
-    from tapestry_egg.tracing.entry import load_entry
 
-    types = [plan.graph.values[v] for v in plan.graph.inputs]
-    entry = load_entry(program) if program else None
-    leaves = _leaves(entry, types) if entry else random_arguments(types, seed)
-    leaves = [x if is_key(x) else np.asarray(x) for x in leaves]
+class _Original:
+    """The program as it was given, not the form of it that a plan runs, and its arguments: those of
+    `program`, else random ones."""
 
-    def fresh() -> list[Any]:
+    def __init__(self, plan: Plan, program: str | None, repeat: int, seed: int) -> None:
+        import jax
+
+        from tapestry_egg.runtime.measure.numerics import is_key
+        from tapestry_egg.tracing.emit import emit
+        from tapestry_egg.tracing.entry import load_entry
+
+        types = [plan.graph.values[v] for v in plan.graph.inputs]
+        self.repeat, self.seed = repeat, seed
+        self.entry = load_entry(program) if program else None
+        leaves = _leaves(self.entry, types) if self.entry else random_arguments(types, seed)
+        self.leaves = [x if is_key(x) else np.asarray(x) for x in leaves]
+        self.run = jax.jit(emit(plan.program.graph if plan.program else plan.graph))
+
+    def fresh(self) -> list[Any]:
         """The arguments again: those that are donated do not outlive a call."""
-        return [jax.random.clone(x) if is_key(x) else x for x in leaves]
+        import jax
 
-    # Flat: what a plan file holds of the user's pytrees does not matter here.
-    planned = compile(replace(plan, program=None))
-    # The program as it was given, not the form of it that the plan runs.
-    original = jax.jit(emit(plan.program.graph if plan.program else plan.graph))
-    expected = [on_host(x) for x in original(*fresh())]
-    found = [on_host(x) for x in planned(*fresh())]
-    names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
-    names = tuple(name or "result" for name in names)  # that of one alone has no path
-    differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
-    noise = [0.0] * len(differences)
-    judged = _judged(entry, found) if entry else ()
-    if not judged and not all(share <= CLOSE for share in differences):
+        from tapestry_egg.runtime.measure.numerics import is_key
+
+        return [jax.random.clone(x) if is_key(x) else x for x in self.leaves]
+
+    @cached_property
+    def expected(self) -> list[Array]:
+        """What it gives."""
+        from tapestry_egg.runtime.measure.numerics import on_host
+
+        return [on_host(x) for x in self.run(*self.fresh())]
+
+    @cached_property
+    def seconds(self) -> float:
+        """How long it takes on one device."""
+        return _clock(lambda: self.run(*self.fresh()), self.repeat)
+
+    @cached_property
+    def noise(self) -> list[float]:
+        """How far its outputs move when its arguments change in their last places."""
+        from tapestry_egg.runtime.measure.numerics import SHAKES, on_host, shaken
+
+        noise = [0.0] * len(self.expected)
         for k in range(SHAKES):
-            moved = [on_host(x) for x in original(*(shaken(x, seed + k) for x in fresh()))]
-            pairs = zip(noise, moved, expected, strict=True)
+            moved = self.run(*(shaken(x, self.seed + k) for x in self.fresh()))
+            pairs = zip(noise, map(on_host, moved), self.expected, strict=True)
             noise = [max(n, _difference(m, e)) for n, m, e in pairs]
-    return Rehearsal(
-        plan=plan,
-        platform=jax.devices()[0].platform,
-        differences=tuple(zip(names, differences, strict=True)),
-        seconds=_clock(lambda: planned(*fresh()), repeat),
-        original_seconds=_clock(lambda: original(*fresh()), repeat),
-        comparison=compare(plan, planned.compile()),
-        accuracy=judged,
-        noise=tuple(noise),
-    )
+        return noise
 
+    @cached_property
+    def standard(self) -> tuple[list[Array], list[Array]] | None:
+        """What it gives in float64 and as written, where its function is at hand."""
+        from tapestry_egg.runtime.measure.numerics import standard
 
-def _judged(entry: Entry, found: Sequence[np.ndarray[Any, Any]]) -> tuple[Accuracy, ...]:
-    """Outputs of a plan and of the program itself beside what the program gives in float64."""
-    from tapestry_egg.runtime.measure.numerics import accuracy, standard
+        entry = self.entry
+        return standard(entry.function, lambda: entry.arguments) if entry else None
 
-    return accuracy(*standard(entry.function, lambda: entry.arguments), found)
+    def beside(self, plan: Plan) -> Rehearsal:
+        """What running a plan of it shows."""
+        import jax
+
+        from tapestry_egg.runtime.compile import compile
+        from tapestry_egg.runtime.measure.compare import compare
+        from tapestry_egg.runtime.measure.numerics import accuracy, on_host
+
+        # Flat: what a plan file holds of the user's pytrees does not matter here.
+        planned = compile(replace(plan, program=None))
+        found = [on_host(x) for x in planned(*self.fresh())]
+        names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
+        names = tuple(name or "result" for name in names)  # that of one alone has no path
+        differences = [_difference(f, e) for f, e in zip(found, self.expected, strict=True)]
+        judged = accuracy(*self.standard, found) if self.standard else ()
+        close = judged or all(share <= CLOSE for share in differences)
+        return Rehearsal(
+            plan=plan,
+            platform=jax.devices()[0].platform,
+            differences=tuple(zip(names, differences, strict=True)),
+            seconds=_clock(lambda: planned(*self.fresh()), self.repeat),
+            original_seconds=self.seconds,
+            comparison=compare(plan, planned.compile()),
+            accuracy=judged,
+            noise=(0.0,) * len(differences) if close else tuple(self.noise),
+        )
 
 
 def simulate_devices(count: int) -> None:

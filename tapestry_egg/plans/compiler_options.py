@@ -51,7 +51,7 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
     beside = machine.slowdown is not None
     together: dict[tuple[str, int], int] = defaultdict(int)
     for c in plan.collectives:
-        if c.merged:
+        if c.merged and c.kind in MERGED_KINDS:
             together[c.kind, c.merged] += c.payload_bytes
     most = dict.fromkeys(MERGED_KINDS, 1 if beside else _FREELY)
     for (kind, _), payload in together.items():

@@ -3,7 +3,9 @@
 An operand may lie in blocks that an operation's boxes reach over, by less than a block: a window's
 margins, a shift. Then every device sends the rows at the ends of its block to the neighbours whose
 boxes reach there, by permutes, and runs the kernel on its block with the margins. Which rows these
-are follows from the projection alone.
+are follows from the projection alone. The operations of one unit whose operands are there when the
+first of them runs send theirs together: one permute carries all rows of one type that go the same
+way, and the rows that several operations read are sent once.
 
 Along a dim that is cumulative, or reduced to states of several arrays, every device runs the kernel
 on its block, gathers the states of all, and combines them with its own result. How large states are
@@ -12,9 +14,10 @@ follows from the dim's monoid.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import pairwise
 from math import prod
 
 import numpy as np
@@ -22,15 +25,18 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine.costs import BESIDE
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.monoids import monoid
 from tapestry_egg.zspace import Projection
 
+from .collectives import places_of
+from .fetch import group_of
 from .plan import BodyPlan
 
 Cuts = tuple[tuple[int, ...], ...]
+#: Which device sends to which.
+_Pairs = tuple[tuple[int, int], ...]
 
 #: Where the states of all devices take so many bytes, each combines a part of them: below, what is
 #: sent takes less time than one more collective.
@@ -44,6 +50,8 @@ class Exchange:
     with the margins of earlier dims, and without what no device reads; `whole_bytes` is the block
     with this dim's margins. The kernel that reads it is computed element by element if it `fuses`:
     XLA for GPUs then reads edges and block where they are, and stores no block with margins.
+    `window` says from where to where the block is sent, dim by dim, counted from its begin; the
+    first device and the last are neighbours if rows are sent `around`.
 
     Where there are `states`, devices combine these instead: the collectives, each with the bytes
     that a device gives to it. `dim` is then an index dim, and `whole_bytes` is what a kernel reads
@@ -60,12 +68,14 @@ class Exchange:
     states: tuple[tuple[str, int], ...] = ()
     scattered: int | None = None
     fuses: bool = False
+    window: tuple[tuple[int, int], ...] = ()
+    around: bool = False
+    dtype: str = ""
 
     @property
-    def sends(self) -> tuple[tuple[str, int], ...]:
-        """The collectives: kind, and bytes that a device gives to each."""
-        rows = [(BESIDE, n * self.row_bytes) for n in (self.low, self.high) if n]
-        return (*rows, *self.states)
+    def is_rows(self) -> bool:
+        """Whether rows are sent, and not states."""
+        return not self.states
 
     def held(self, mesh: MeshShape) -> int:
         """Bytes that stand beside operands and results while the operation runs."""
@@ -134,9 +144,11 @@ def exchanges(
             continue
         reach = reaches(signature, p, layout, cuts, mesh)
         local = list(layout.local_shape(tensor.shape, mesh))
+        window = [(0, n) for n in local]
         for k, r in enumerate(reach):
             if not (r.low or r.high) and r.begin is not None and r.end is not None:
-                local[k] = max(0, min(local[k], r.end) - max(0, r.begin))
+                window[k] = max(0, r.begin), min(local[k], r.end)
+                local[k] = max(0, window[k][1] - window[k][0])
         for k, r in enumerate(reach):
             if not (r.low or r.high):
                 continue
@@ -144,9 +156,15 @@ def exchanges(
             whole = local[k] + r.low + r.high
             fuses = signature.fusion == "loop"
             found.append(
-                Exchange(p, k, layout.dims[k], r.low, r.high, row, row * whole, fuses=fuses)
+                Exchange(
+                    *(p, k, layout.dims[k], r.low, r.high, row, row * whole),
+                    fuses=fuses,
+                    window=tuple(window),
+                    around=signature.beyond(p) == AROUND,
+                    dtype=tensor.dtype,
+                )
             )
-            begin, end = margined(r, local[k])
+            window[k] = begin, end = margined(r, local[k])
             local[k] = end - begin
     return (*found, *states_combined(signature, cuts, mesh))
 
@@ -219,21 +237,183 @@ def exchanges_of(body: BodyPlan, k: int, mesh: MeshShape) -> tuple[Exchange, ...
     return exchanges(registry.signature_of(op, *types), strategy.cuts, strategy.needs, mesh)
 
 
-def sent_again(body: BodyPlan, mesh: MeshShape) -> frozenset[tuple[int, int]]:
-    """(operation, operand) pairs of which devices send rows that they sent before for another
-    operation, or operand: a compiler must be kept from sending them once only."""
-    sent: set[tuple[int, Layout, Exchange]] = set()
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """An operation among those of its unit: its number in the body, the values that it reads, in
+    which layouts, those that it makes, and what it gets from neighbours."""
+
+    operation: int
+    reads: tuple[int, ...]
+    needs: tuple[Layout, ...]
+    makes: tuple[int, ...]
+    exchanges: tuple[Exchange, ...]
+
+    @property
+    def rows(self) -> tuple[Exchange, ...]:
+        """The exchanges of rows, operand by operand and dim by dim, in order."""
+        return tuple([e for e in self.exchanges if e.is_rows])
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Rows of one block that a permute carries: `low` or `high` ones of exchange `exchange` of the
+    operation `reader`, which is the first of those that read them. `key` tells the block from
+    others."""
+
+    reader: int
+    exchange: Exchange
+    low: int
+    high: int
+    key: Hashable
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a device sends."""
+        return (self.low + self.high) * self.exchange.row_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Permute:
+    """One permute, over `axes` between these `pairs` of devices, and the rows that it carries."""
+
+    axes: tuple[int, ...]
+    pairs: _Pairs
+    pieces: tuple[Piece, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that a device sends."""
+        return sum([piece.nbytes for piece in self.pieces])
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Permutes that wait for none of each other, and the exchanges that are done by them: the
+    operation, its exchange, and the key of the block that is sent."""
+
+    permutes: tuple[Permute, ...]
+    exchanges: tuple[tuple[int, Exchange, Hashable], ...]
+
+
+def sent_together(
+    unit: Sequence[Reader], made: Callable[[int], int]
+) -> tuple[tuple[Reader, ...], ...]:
+    """Which operations of a unit send rows together: those whose operands are there when the first
+    of them runs. `unit` is in program order, and `made` says after which operation a value from
+    outside the unit is there, -1 for one that enters the body."""
+    there: dict[int, int] = {}  # value of the unit -> after which operation it can be made
+    groups: list[list[Reader]] = []
+    for reader in unit:
+        last = max([there[v] if v in there else made(v) for v in reader.reads], default=-1)
+        if reader.rows:
+            group = next((g for g in groups if g[0].operation > last), None)
+            if group is None:
+                groups.append(group := [])
+            group.append(reader)
+            last = group[0].operation
+        there.update(dict.fromkeys(reader.makes, last))
+    return tuple([tuple(g) for g in groups])
+
+
+def rounds(
+    readers: Sequence[Reader],
+    mesh: MeshShape,
+    dtype: Callable[[int, Exchange], str] = lambda _, e: e.dtype,
+) -> tuple[Round, ...]:
+    """The permutes of operations that send rows together, in the order in which they wait for one
+    another: rows along a later dim go with the margins of earlier ones. `dtype` says as what type
+    an operation's rows are sent."""
+    left = [
+        [(r, e) for e in r.rows if e.operand == p]
+        for r in readers
+        for p in dict.fromkeys([e.operand for e in r.rows])
+    ]
+    found: list[Round] = []
+    while left:
+        later = {e.axes for chain in left for _, e in chain[1:]}
+        first = [chain[0][1].axes for chain in left]
+        axes = next((a for a in first if a not in later), first[0])
+        now = [chain.pop(0) for chain in left if chain[0][1].axes == axes]
+        left = [chain for chain in left if chain]
+        found.append(_round(now, mesh, dtype))
+    return tuple(found)
+
+
+def _round(
+    now: Sequence[tuple[Reader, Exchange]], mesh: MeshShape, dtype: Callable[[int, Exchange], str]
+) -> Round:
+    blocks: dict[Hashable, list[tuple[Reader, Exchange]]] = {}
+    for reader, e in now:
+        blocks.setdefault(_block(reader, e), []).append((reader, e))
+    permutes: dict[tuple[_Pairs, str, Hashable], list[Piece]] = {}
+    for key, own in blocks.items():
+        (reader, e), *_ = own
+        sent = dtype(reader.operation, e)
+        alone = key if sent.startswith("key<") else None
+        up, down = neighbours(e.axes, e.around, mesh)
+        low, high = max([x.low for _, x in own]), max([x.high for _, x in own])
+        for pairs, rows in ((up, (low, 0)), (down, (0, high))):
+            if any(rows):
+                piece = Piece(reader.operation, e, *rows, key)
+                permutes.setdefault((pairs, sent, alone), []).append(piece)
+    return Round(
+        tuple(
+            [
+                Permute(pieces[0].exchange.axes, pairs, tuple(pieces))
+                for (pairs, *_), pieces in permutes.items()
+            ]
+        ),
+        tuple([(r.operation, e, key) for key, own in blocks.items() for r, e in own]),
+    )
+
+
+def _block(reader: Reader, e: Exchange) -> Hashable:
+    """What tells the block, and the part of it, whose rows an operation reads."""
+    of = replace(e, operand=-1, low=0, high=0, whole_bytes=0, fuses=False)
+    return reader.reads[e.operand], reader.needs[e.operand], of
+
+
+@lru_cache(maxsize=1024)
+def neighbours(axes: tuple[int, ...], around: bool, mesh: MeshShape) -> tuple[_Pairs, _Pairs]:
+    """Which device of a group sends to which, numbered as JAX's permutes have it: each to the next
+    one, and each to the one before."""
+    places = places_of([a for a in axes if mesh.sizes[a] > 1], mesh)
+    up = [*pairwise([*places, places[0]] if around else places)]
+    return tuple(sorted(up)), tuple(sorted([(b, a) for a, b in up]))
+
+
+def together(body: BodyPlan, mesh: MeshShape) -> tuple[tuple[Reader, ...], ...]:
+    """The operations of a body that get rows from neighbours, those in one that send together."""
+    units: dict[int, list[Reader]] = {}
+    some: set[int] = set()
+    for k, (op, strategy) in enumerate(zip(body.graph.operations, body.strategies, strict=True)):
+        found, group = exchanges_of(body, k, mesh), group_of(body, k)
+        unit = group if group >= 0 else -1 - k
+        units.setdefault(unit, []).append(Reader(k, op.inputs, strategy.needs, op.outputs, found))
+        if any([e.is_rows for e in found]):
+            some.add(unit)
+    made = body.graph.producers()
+    return tuple(
+        [g for u in units if u in some for g in sent_together(units[u], lambda v: made.get(v, -1))]
+    )
+
+
+def sent_again(groups: Sequence[Sequence[Reader]]) -> frozenset[tuple[int, int]]:
+    """(operation, operand) pairs of which devices send rows that they sent before for operations
+    of another group: a compiler must be kept from sending them once only."""
+    before: set[Hashable] = set()
     found = set()
-    for k, op in enumerate(body.graph.operations):
-        for e in exchanges_of(body, k, mesh):
-            layout = body.strategies[k].needs[e.operand]
-            for low, high in ((e.low, 0), (0, e.high)):
-                if low or high:
-                    one = replace(e, operand=-1, low=low, high=high, whole_bytes=0, fuses=False)
-                    key = (op.inputs[e.operand], layout, one)
-                    if key in sent:
-                        found.add((k, e.operand))
-                    sent.add(key)
+    for group in groups:
+        own = set()
+        for reader in group:
+            for e in reader.rows:
+                sent = {
+                    (_block(reader, e), *rows) for rows in ((e.low, 0), (0, e.high)) if any(rows)
+                }
+                if sent & before:
+                    found.add((reader.operation, e.operand))
+                own |= sent
+        before |= own
     return frozenset(found)
 
 

@@ -89,6 +89,7 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
     times: dict[tuple[int, Layout], int] = {}  # copies of values to layouts so far
     moved: set[tuple[int, tuple[Change, ...]]] = set()
     merged = {key: n for n, members in enumerate(body.merged, 1) for key in members}
+    produced: dict[int, Fetch] = {}  # values that are read as they were produced
     shared: dict[int, dict[tuple[int, Layout], int]] = {}  # kernel -> copies it made, and which
     readers: list[tuple[Fetch, ...]] = []
     for k in range(len(operations) + 1):
@@ -101,7 +102,9 @@ def fetches(body: BodyPlan) -> tuple[tuple[Fetch, ...], ...]:
         own: dict[tuple[int, Layout], int] = {} if group < 0 else shared.setdefault(group, {})
         for v, need in wanted:
             if need == have[v]:
-                found.append(Fetch(v, have[v], need, "produced"))
+                if v not in produced:
+                    produced[v] = Fetch(v, need, need, "produced")
+                found.append(produced[v])
                 continue
             kept = body.kept.get(v)
             keep = kept is not None and kept.layout == need and k <= kept.until

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
@@ -11,7 +12,7 @@ from tapestry_egg.graph.loops import stacked, taken
 from tapestry_egg.metakernels import registry
 
 from .collectives import after, traffic, wire_bytes
-from .exchanges import Exchange, exchanges_of
+from .exchanges import Exchange, Reader, exchanges_of, rounds, together
 from .fetch import Fetch, fetches
 from .plan import BodyPlan, Change, Plan, PlannedCollective
 
@@ -46,7 +47,8 @@ def planned_collectives(plan: Plan, rounds: bool = True) -> tuple[PlannedCollect
 
 def moved_by(plan: Plan, rounds: bool = True) -> tuple[Moved, ...]:
     """The same, each with where it is. Raises PlanError where the plan does not fit its graph."""
-    return tuple(_of_body(plan.body, plan.mesh, 1, rounds, (), {})[0])
+    numbers = count(len(plan.body.merged) + 1)
+    return tuple(_of_body(plan.body, plan.mesh, 1, rounds, (), {}, numbers)[0])
 
 
 def _of_body(
@@ -56,14 +58,16 @@ def _of_body(
     rounds: bool,
     path: tuple[tuple[int, int], ...],
     given: Mapping[int, str],
+    numbers: Iterator[int],
 ) -> tuple[list[Moved], dict[int, str]]:
     """What a body moves of which inputs, by place, come as they are in the dtypes `given`, not
-    rounded, and which outputs leave so."""
+    rounded, and which outputs leave so. `numbers` are those of collectives of several values."""
     graph = body.graph
     wide: dict[int, TensorType] = {}  # what is not rounded here -> as what it is there
     for place, dtype in given.items():
         wide[graph.inputs[place]] = replace(graph.values[graph.inputs[place]], dtype=dtype)
     found: list[Moved] = []
+    groups = {group[0].operation: group for group in together(body, mesh)}
     for k, reads in enumerate(fetches(body)):
         op = graph.operations[k] if k < len(graph.operations) else None
         for f in reads:
@@ -89,7 +93,9 @@ def _of_body(
         if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
             found += [Moved(c, path, k) for c in _sent(k, op, graph, mesh, times)]
         if op is not None and not op.regions:
-            found += _beside(k, op, body, wide, mesh, times, path)
+            if k in groups:
+                found += _rows(groups[k], body, wide, mesh, times, path, numbers)
+            found += _states(k, op, body, mesh, times, path)
         if op is None:
             continue
         if not op.regions:
@@ -99,7 +105,7 @@ def _of_body(
         bodies = body.strategies[k].bodies
         if op.is_branch:
             branches = [
-                _of_body(b, mesh, times, rounds, (*path, (k, r)), {})[0]
+                _of_body(b, mesh, times, rounds, (*path, (k, r)), {}, numbers)[0]
                 for r, b in enumerate(bodies)
             ]
             found += max(
@@ -110,7 +116,8 @@ def _of_body(
         enter = {q: wide[op.inputs[p]].dtype for p, q in taken(op).items() if op.inputs[p] in wide}
         for r, b in enumerate(bodies):
             own = enter if r == len(bodies) - 1 else {}
-            moved_there, left = _of_body(b, mesh, times * length, rounds, (*path, (k, r)), own)
+            inner = (*path, (k, r))
+            moved_there, left = _of_body(b, mesh, times * length, rounds, inner, own, numbers)
             found += moved_there
         for q in stacked(op):
             if q in left:
@@ -131,42 +138,72 @@ def _left_wide(op: Operation, graph: BlockGraph, wide: Mapping[int, TensorType])
     return wide[data[0]].dtype if data else None
 
 
-def _beside(
-    k: int,
-    op: Operation,
+def _rows(
+    group: Sequence[Reader],
     body: BodyPlan,
     wide: Mapping[int, TensorType],
     mesh: MeshShape,
     times: int,
     path: tuple[tuple[int, int], ...],
+    numbers: Iterator[int],
 ) -> list[Moved]:
-    """The rows of operands that devices send to their neighbours, `wide` values as they are; and
-    the states that they gather."""
-    values, found = body.graph.values, []
-    for e in exchanges_of(body, k, mesh):
-        v, group = op.inputs[e.operand], mesh.parts(e.axes)
-        type_ = wide.get(v, values[v])
-        row = e.row_bytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
-        sent = [
-            ("permute", rows, sum(rows) * row) for rows in ((e.low, 0), (0, e.high)) if any(rows)
-        ]
-        for kind, n in e.states:
-            sent.append((kind, (0, 0), n * (group if kind == "all_gather" else 1)))
-        for kind, rows, payload in sent:
-            planned = PlannedCollective(
-                kind=kind,
-                axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
-                group=group,
-                payload_bytes=payload,
-                wire_bytes=wire_bytes(kind, payload, group),
-                count=times,
-                value=f"%{v} {type_}",
-                reader=f"{op.kernel} #{k}",
-                source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
-            )
-            layout = body.strategies[k].needs[e.operand]
+    """The rows of operands that devices send to their neighbours for operations that send together,
+    `wide` values as they are: one for each block whose rows a permute carries."""
+    operations, values, found = body.graph.operations, body.graph.values, []
+
+    def sent(k: int, e: Exchange) -> TensorType:
+        v = operations[k].inputs[e.operand]
+        return wide.get(v, values[v])
+
+    every = rounds(group, mesh, lambda k, e: sent(k, e).dtype)
+    for permute in (p for x in every for p in x.permutes):
+        merged = next(numbers) if len(permute.pieces) > 1 else 0
+        for piece in permute.pieces:
+            k, e = piece.reader, piece.exchange
+            v, type_ = operations[k].inputs[e.operand], sent(k, e)
+            payload = piece.nbytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
+            planned = _planned("permute", k, body, e, payload, mesh, times)
+            planned = replace(planned, value=f"%{v} {type_}", merged=merged)
+            layout, rows = body.strategies[k].needs[e.operand], (piece.low, piece.high)
             found.append(Moved(planned, path, k, layout=layout, exchange=e, rows=rows))
     return found
+
+
+def _states(
+    k: int,
+    op: Operation,
+    body: BodyPlan,
+    mesh: MeshShape,
+    times: int,
+    path: tuple[tuple[int, int], ...],
+) -> list[Moved]:
+    """The states that devices gather or exchange for an operation."""
+    found = []
+    for e in exchanges_of(body, k, mesh):
+        for kind, n in e.states:
+            payload = n * (mesh.parts(e.axes) if kind == "all_gather" else 1)
+            planned = _planned(kind, k, body, e, payload, mesh, times)
+            layout = body.strategies[k].needs[e.operand]
+            found.append(Moved(planned, path, k, layout=layout, exchange=e))
+    return found
+
+
+def _planned(
+    kind: str, k: int, body: BodyPlan, e: Exchange, payload: int, mesh: MeshShape, times: int
+) -> PlannedCollective:
+    op, group = body.graph.operations[k], mesh.parts(e.axes)
+    v = op.inputs[e.operand]
+    return PlannedCollective(
+        kind=kind,
+        axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
+        group=group,
+        payload_bytes=payload,
+        wire_bytes=wire_bytes(kind, payload, group),
+        count=times,
+        value=f"%{v} {body.graph.values[v]}",
+        reader=f"{op.kernel} #{k}",
+        source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
+    )
 
 
 def _sent(

@@ -22,11 +22,14 @@ def _clamped(starts: Sequence[Array], sizes: Sequence[int], shape: Sequence[int]
 
 
 def _dynamic_slice(call: Call) -> Array:
-    # Starts are clamped globally; the box of the slice lies at its own place behind them.
+    # Starts are clamped globally; the box of the slice lies at its own place behind them. Of a dim
+    # that is cut another box may have the one element that is read.
     x, *starts = call.operands
     at = _clamped(starts, call.params["slice_sizes"], call.types[0].shape)
-    ends = zip(at, call.outputs[0].start, call.inputs[0].start, call.shape(), strict=True)
-    return x[tuple(slice(a + o - s, a + o - s + n) for a, o, s, n in ends)]
+    read = call.outputs[0].translate(at)
+    if read.clip(call.inputs[0]) != read:
+        return np.zeros(call.shape(), x.dtype)
+    return x[_box(read.translate([-n for n in call.inputs[0].start]))]
 
 
 def _dynamic_update_slice(call: Call) -> Array:

@@ -33,8 +33,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial, wraps
-from typing import TypeVar, cast
+from functools import cached_property, wraps
+from typing import Any, TypeVar
 
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.target import FusionCosts
@@ -95,7 +95,7 @@ def _remembered(work: Callable[[Lives, int], T]) -> Callable[[Lives, int], T]:
 
     @wraps(work)
     def answer(lives: Lives, v: int) -> T:
-        return cast(T, lives.once(work.__name__, v, partial(work, lives)))
+        return lives.once(work, v)
 
     return answer
 
@@ -119,7 +119,7 @@ class Lives:
         for u, unit in enumerate(schedule.units):
             for v in dict.fromkeys(v for _, _, v in unit.reads):
                 self.users.setdefault(v, []).append(u)
-        self._known: dict[tuple[str, int], int] = {}
+        self._known: dict[tuple[Callable[[Lives, int], int], int], Any] = {}
         self._ends: dict[tuple[int, int], int] = {}  # of spans of instances
 
     def table(self) -> Lifetimes:
@@ -144,11 +144,13 @@ class Lives:
         """The even tick of a unit."""
         return 2 * u
 
-    def once(self, what: str, v: int, work: Callable[[int], int]) -> int:
+    def once(self, work: Callable[[Lives, int], T], v: int) -> T:
         """An answer for a value, worked out when it is asked for first."""
-        if (what, v) not in self._known:
-            self._known[what, v] = work(v)
-        return self._known[what, v]
+        key = work, v
+        if key not in self._known:
+            self._known[key] = work(self, v)
+        found: T = self._known[key]
+        return found
 
     @_remembered
     def owns_memory(self, v: int) -> bool:
@@ -357,9 +359,17 @@ class Lives:
     def _last_within(self, start: int, stop: int) -> int:
         """The even tick of the last unit whose root is one of these instances; -1 without any."""
         if (start, stop) not in self._ends:
-            inside = [k for k, unit in enumerate(self.schedule.units) if start <= unit.root < stop]
-            self._ends[start, stop] = max(map(self.tick, inside), default=-1)
+            self._ends[start, stop] = max(map(self.tick, self._within(start, stop)), default=-1)
         return self._ends[start, stop]
+
+    def _within(self, start: int, stop: int) -> tuple[int, ...]:
+        """The units whose root is one of these instances."""
+        units = self.schedule.units
+
+        def inside() -> tuple[int, ...]:
+            return tuple([k for k, x in enumerate(units) if start <= x.root < stop])
+
+        return self.schedule.once(inside, "units within", start, stop)
 
     def read(self, u: int, v: int) -> int:
         """The tick at which unit u would copy value v: what leaves the program or a region is

@@ -70,8 +70,21 @@ def program_seconds(
     and those of so many `passes` over all that it stores.
 
     What it computes from constants alone is computed before it runs, and costs nothing. With
-    `weights`, kernels count by the `scope` of the operation that ends them.
+    `weights`, kernels count by the `scope` of the operation that ends them; without, the graph
+    remembers the answer, as several other forms are held beside the same one.
     """
+    if weights is not None:
+        return _program_seconds(graph, target, weights, passes)
+    known: dict[tuple[Target, float], float] = graph.__dict__.setdefault("_program_seconds", {})
+    key = target, passes
+    if key not in known:
+        known[key] = _program_seconds(graph, target, None, passes)
+    return known[key]
+
+
+def _program_seconds(
+    graph: BlockGraph, target: Target, weights: Mapping[str, float] | None, passes: float
+) -> float:
     program = flatten(repeat_cheap(without_prepared(graph)), {})
     plan = schedule(program)
     traffic = traffic_of(plan, target)

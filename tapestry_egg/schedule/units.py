@@ -69,7 +69,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
             leaves[i] = bool(own) and all([leaves[r] for r in own])
     for i in range(len(instances) - 1, -1, -1):
         u = _unit_to_fuse_into(program, i, readers, unit_of, roots, inline, leaves)
-        ways = set[Dims]()
+        ways: set[Dims] = set()
         if u >= 0:
             using = [r for r in readers[instances[i].outputs[0]] if not leaves[r]]
             ways = _seen_by(instances, i, using, seen)

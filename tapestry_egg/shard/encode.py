@@ -112,6 +112,8 @@ def signature_facts(
         add("operand" if p < operands else "output", s, p)
         if p < operands:
             add("initial" if p in signature.initial else "reads-value", s, p)
+            if signature.fusion != "view":
+                add("picks", s, p)
         for k in range(tensor.rank):
             add("tensor", s, p, k, tensor.shape[k])
             add("corner", s, p, k, projection.offset[k], projection.shape[k])

@@ -11,7 +11,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.kernel_work import block_bytes
 from tapestry_egg.extract.certify.recount import Move
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.costs import carried_as, collective_seconds
+from tapestry_egg.machine.costs import BESIDE, carried_as, collective_seconds
 from tapestry_egg.machine.energy import collective_joules
 from tapestry_egg.plans.plan import Plan, Strategy
 from tapestry_egg.plans.planned import Moved
@@ -214,11 +214,13 @@ def _exchanged(account: Account, number: int) -> CollectiveReason:
         payload /= p.group if p.kind == "all_gather" else 1
         need, steps = "the states of all blocks", f"{p.kind} of the states"
         why = f"{reader} combines what the blocks of all devices come to"
+    kind, every = (p.kind, payload) if e.states else (BESIDE, _together(account, number))
     return _told(
         account,
         number,
-        (p.kind, payload, e.axes),
+        (kind, every, e.axes),
         None,
+        share=payload / every if every else 1.0,
         hidden=0.0,
         value=account.value(v) or name,
         type=type_,
@@ -260,18 +262,28 @@ def _of_one_device(account: Account, number: int) -> CollectiveReason:
     )
 
 
+def _together(account: Account, number: int) -> float:
+    """Bytes of the permute that carries some rows, all that it carries."""
+    p = account.moved[number].planned
+    every = [m.planned for m in account.moved if m.exchange is not None]
+    together = [x.payload_bytes for x in every if p.merged and x.merged == p.merged]
+    return float(sum(together) if together else p.payload_bytes)
+
+
 def _told(
     account: Account,
     number: int,
     sent: tuple[str, float, tuple[int, ...]],
     merged: Move | None,
+    share: float = 1.0,
     **told: Any,
 ) -> CollectiveReason:
-    """With what is planned of it; `sent` is the kind, bytes and axes that its price is of, `merged`
-    the copy whose one step it is, where that is made with others."""
+    """With what is planned of it; `sent` is the kind, bytes and axes of the collective whose price
+    it has, or a `share` of it; `merged` the copy whose one step it is, where that is made with
+    others."""
     p, target = account.moved[number].planned, account.walk.target
-    seconds = float(collective_seconds(*sent, account.mesh, target))
-    joules = float(collective_joules(*sent, account.mesh, target))
+    seconds = share * float(collective_seconds(*sent, account.mesh, target))
+    joules = share * float(collective_joules(*sent, account.mesh, target))
     if merged is not None:
         seconds, joules = account.walk.copy(merged)[:2]
     return CollectiveReason(

@@ -13,7 +13,6 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.pytrees import matching, named_by_part
-from tapestry_egg.machine.costs import collective_wire_bytes
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.planned import Moved
 from tapestry_egg.printable import printable
@@ -308,9 +307,14 @@ def _read(account: Account, v: int, i: int, how: str, copy: int | None, at: int 
     if rows := [e for e in lacking if instance.inputs[e.operand] == v]:
         states = any(e.states for e in rows)
         how = f"{how}, {'then states are combined' if states else 'with rows of its neighbours'}"
-        times = account.walk.times[account.walk.body_of_instance(i)]
-        sends = [(kind, n, account.mesh.parts(e.axes)) for e in rows for kind, n in e.sends]
-        sent += times * sum(collective_wire_bytes(kind, float(n), g) for kind, n, g in sends)
+        operands = {e.operand for e in rows}
+        sent += sum(
+            m.planned.wire_bytes * m.planned.count
+            for m in account.moved
+            if m.exchange is not None
+            and m.exchange.operand in operands
+            and (account.body_at(m.path), m.reader) == (instance.body, instance.operation)
+        )
     view = instance.signature.fusion == "view" and instance.outputs
     entering = instance.port in ("invariant", "stream", "carry")
     makes = account.value(instance.outputs[0]) if (view or entering) and instance.outputs else ""

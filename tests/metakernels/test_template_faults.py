@@ -122,8 +122,10 @@ EDITS = [
     ("monoid", "scatter-mul", "indexing", "prod if $kernel in", "sum if $kernel in"),
     ("box smaller", "dynamic_update_slice", "indexing", "0 :+ $m for $d, $m",
      "0 :+ max(1, $m - 1) for $d, $m"),
-    ("follows the slice", "dynamic_slice", "indexing", "@i[$d] if $full[$d] else 0 :+ $n",
-     "@i[$d]"),
+    ("follows the slice", "dynamic_slice", "indexing", "if $d in $rows else 0 :+ $n",
+     "if $d in $rows else @i[$d]"),
+    ("first row only", "dynamic_slice", "indexing", "else @r[index($rows, $d)] if $d in $rows",
+     "else 0 * @r[index($rows, $d)] if $d in $rows"),
     # random
     ("one key only", "random_bits", "random", 'keys: "@b"', 'keys: "[0 for $q in @b]"'),
     ("one word only", "threefry2x32", "random", "  inputs: {k1: , k2: , x1: , x2: }",

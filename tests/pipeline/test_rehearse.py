@@ -12,7 +12,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.pipeline.rehearse import rehearse
+from tapestry_egg.pipeline.rehearse import rehearse, rehearse_all
 from tapestry_egg.tracing.entry import load_entry
 
 PROGRAM = """
@@ -36,6 +36,30 @@ def test_typed_keys_are_drawn_or_the_programs_own(impl: str, tmp_path: Path) -> 
         assert shown.ok
         assert shown.differences == (("result", 0.0),)
         assert "farthest: result by 0 of" in str(shown)
+
+
+def test_of_several_plans_each_is_held_against_the_original_which_runs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keyed.py"
+    file.write_text(PROGRAM.format(impl="threefry2x32"))
+    program = load_entry(str(file))
+    plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
+    numerics = import_module("tapestry_egg.runtime.measure.numerics")
+    standard, asked = numerics.standard, list[object]()
+    monkeypatch.setattr(numerics, "standard", lambda *a: (asked.append(a), standard(*a))[1])
+    compiling = import_module("tapestry_egg.runtime.compile")
+    compiled, plans = compiling.compile, list[object]()
+
+    def second_is_wrong(given: Any, *rest: Any) -> Any:
+        plans.append(given)
+        found = compiled(given, *rest)
+        return Wrong(found) if len(plans) == 2 else found
+
+    monkeypatch.setattr(compiling, "compile", second_is_wrong)
+    shown = list(rehearse_all((plan, plan, plan), str(file), repeat=1))
+    assert [x.ok for x in shown] == [True, False, True]
+    assert len(plans) == 3 and len(asked) == 1
 
 
 class Wrong:

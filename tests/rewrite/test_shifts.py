@@ -307,3 +307,52 @@ def test_plans_take_what_those_of_the_twin_take(name: str) -> None:
         )
         taken.append(front.best("seconds").costs.seconds)
     assert taken[0] <= 1.05 * taken[1]
+
+
+def probed(x: Array) -> Array:
+    """A field that is watched at a place while it changes."""
+
+    def step(x: Array, _: None) -> tuple[Array, Array]:
+        return 0.5 * x + 1.0, x[N // 2 + 1, M // 2]
+
+    return lax.scan(step, x, None, length=3)
+
+
+@pytest.mark.parametrize(
+    ("function", "looked_up"),
+    [
+        pytest.param(probed, 1, id="a place in a loop"),
+        pytest.param(lambda x: jnp.tanh(x[-1]), 1, id="the last row"),
+        pytest.param(lambda x: x[3:4, 2:-2] * 2.0, 1, id="a row, all but its ends"),
+        pytest.param(lambda x: x[:, 3] + x[:, 4], 2, id="two columns"),
+        pytest.param(lambda x: jnp.roll(x, 1, 0), 0, id="a row that goes round"),
+        pytest.param(lambda x: x.reshape(2, -1, M)[1], 0, id="a row of two"),
+    ],
+)
+def test_one_row_of_many_is_looked_up(function: Function, looked_up: int) -> None:
+    assert kernels(shifted(function, normal(N, M))).count("dynamic_slice") == looked_up
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("place", [-1, 0, 5, 37, 63, 64, 1000])
+@pytest.mark.parametrize("known", [True, False], ids=["known", "data"])
+def test_what_one_row_is_read_of_is_not_gathered(known: bool, place: int) -> None:
+    """The device that has the row gives it, also where the place is beyond an end."""
+    place = min(place, 63) if known else place
+
+    def read(x: Array, i: Array) -> Array:
+        at = place if known else i
+        return 2.0 * (lax.index_in_dim if known else lax.dynamic_index_in_dim)(x, at)
+
+    given_ = normal(64, 256), jnp.int32(place)
+    plan = te.optimize(
+        trace(read, *given_),
+        "cpu:8",
+        mesh=MeshShape(("x",), (8,)),
+        pins={"[0]": ("x", None)},
+        settings=Settings(work=0.3),
+    ).best("seconds")
+    assert plan.costs.wire_bytes < given_[0].nbytes / 8
+    assert {c.kind for c in plan.collectives} <= {"all_reduce", "reduce_scatter"}
+    found = te.compile(plan, jax.devices()[:8])(*given_)
+    np.testing.assert_array_equal(found, jax.jit(read)(*given_))

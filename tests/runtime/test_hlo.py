@@ -289,6 +289,21 @@ def test_asynchronous_pairs_count_once() -> None:
     ]
 
 
+def test_a_permute_of_several_arrays_adds_them_and_one_in_place_counts_its_first() -> None:
+    """As XLA for GPUs combines permutes, and as XLA for TPUs writes slices into a buffer."""
+    pairs = "source_target_pairs={{0,1},{1,0}}"
+    text = module(
+        f"""\
+  %c = bf16[64]{{0}} convert(%p)
+  %i = s32[] constant(0)
+  %s = ((f32[64]{{0}}, bf16[64]{{0}}), (f32[64]{{0}}, bf16[64]{{0}})) \
+collective-permute-start(%p, %c), {pairs}
+  %d = (f32[64]{{0}}, bf16[64]{{0}}) collective-permute-done(%s)
+  ROOT %r = f32[64]{{0}} collective-permute(%p, %p, %i, %i), {pairs}, slice_sizes={{{{64}}}}"""
+    )
+    assert found(text) == [("permute", 2, 384, 1), ("permute", 2, 256, 1)]
+
+
 def test_combined_collectives_add_their_operands() -> None:
     line = (
         "  %r = (f32[64]{0:T(128)S(1)}, /*index=1*/bf16[64]{0}) "

@@ -163,10 +163,10 @@ def test_zeros_are_seen_where_sums_are_scattered_into_them_and_added_to_somethin
         for op in local.body.graph.operations
         if op.kernel == "scatter-add"
     )
-    assert zeros not in stored(local.body.graph, local.reads)
+    assert zeros not in stored(local.schedule, local.reads)
     cut = Layout(((0,), ()))  # where devices exchange the sums first, zeros are filled
     reads = [[replace(f, have=cut) if f.value == sums else f for f in x] for x in local.reads]
-    assert zeros in stored(local.body.graph, reads)
+    assert zeros in stored(local.schedule, reads)
 
 
 ZEROS: dict[str, tuple[Callable[..., Any], bool]] = {
@@ -190,7 +190,7 @@ def test_zeros_are_filled_unless_their_sums_are_only_added(name: str) -> None:
     assert isinstance(local, LocalBody)
     graph = local.body.graph
     (zeros,) = [op.inputs[0] for op in graph.operations if op.kernel == "scatter-add"]
-    assert (zeros in stored(graph, local.reads)) == filled
+    assert (zeros in stored(local.schedule, local.reads)) == filled
 
 
 @pytest.mark.parametrize("waits", [True, False])

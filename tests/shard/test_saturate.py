@@ -359,6 +359,29 @@ def test_a_minor_digit_is_cut_once_the_digits_above_are_single() -> None:
     assert both in derived(found, 0)
 
 
+def test_a_view_is_no_part_of_what_it_shows() -> None:
+    """A kernel reads its box out of a replica and stores it; a view stores nothing."""
+    minor = Strategy(((), (0,)), (Layout(((),)),), (Layout(((), (0,))),))
+    kernel = reshape_signature()
+    found = saturated([kernel, replace(kernel, fusion="view")], MESH)
+    assert minor in derived(found, 0)
+    assert minor not in derived(found, 1)
+    assert derived(found, 1) < derived(found, 0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("error")
+def test_rows_taken_in_chunks_are_stored_as_promised() -> None:
+    """The ledger leaves no plan out where loops go over rows that a reshape has stacked."""
+
+    def mapped(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jax.lax.map(lambda b: jnp.tanh(b @ w).sum(0), x.reshape(8, -1, 64))
+
+    program = traced(mapped, (64, 64), (1024, 64))
+    mesh = MeshShape(("x", "y"), (2, 4))
+    assert len(optimize(program, "cpu:8", mesh_shapes=[mesh], settings=Settings(work=0.5))) > 1
+
+
 # The layout algebra
 
 

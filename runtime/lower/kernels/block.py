@@ -17,7 +17,7 @@ from tapestry_egg.plans.collectives import block_number, zero
 from tapestry_egg.plans.exchanges import block_numbers, in_blocks, reaches
 from tapestry_egg.zspace import Projection, ZRange
 
-from .margins import with_margins
+from .margins import Margined
 
 if TYPE_CHECKING:
     import jax
@@ -87,13 +87,39 @@ class IndexBlock:
                 at += a * block_numbers(self.cuts[d], self.mesh) * self.extents[d]
         return at
 
-    def image(self, operands: Sequence[jax.Array], p: int, layout: Layout, where: str) -> jax.Array:
+    def margined(
+        self, operands: Sequence[jax.Array], p: int, layout: Layout, where: str
+    ) -> Margined:
+        """The block of operand p, in `layout`, that is to get the rows which the device lacks.
+
+        Raises PlanError where these are more than neighbours have.
+        """
+        reach = reaches(self.signature, p, layout, self.cuts, self.mesh)
+        for k, (r, n) in enumerate(zip(reach, operands[p].shape, strict=True)):
+            if max(r.low, r.high) > n:
+                raise PlanError(
+                    f"dim {k} of operand {p}: the index block reads {max(r.low, r.high)} rows "
+                    f"outside the block of {n} it has, more than a neighbour has",
+                    where=where,
+                    hint=f"Layout {layout} does not serve these cuts: {self.cuts}.",
+                )
+        beyond = self.signature.beyond(p)
+        outside = None if beyond is None or beyond == AROUND else self._outside(operands, p)
+        return Margined(operands[p], reach, layout, outside)
+
+    def image(
+        self,
+        operands: Sequence[jax.Array],
+        p: int,
+        layout: Layout,
+        where: str,
+        wider: Margined | None = None,
+    ) -> jax.Array:
         """The box of operand p that the block touches, cut out of the local array where larger.
 
         `operands` are this device's blocks, that of operand p in `layout`. Where some device's box
-        leaves its block, the rows that it lacks come from the neighbours; where one leaves the
-        operand, and the template says what lies there, the operand is filled up first, unless the
-        kernel does so.
+        leaves its block, `wider` has the rows that it lacks; where one leaves the operand, and the
+        template says what lies there, the operand is filled up first, unless the kernel does so.
         Raises PlanError where the box is not inside the local array on every device.
         """
         from jax import lax
@@ -112,10 +138,10 @@ class IndexBlock:
         type_, extents = self.signature.input_types[p], self.signature.extents
         if plain and in_blocks(projection, type_, layout, self.cuts, extents):
             return x
-        reach = reaches(self.signature, p, layout, self.cuts, self.mesh)
-        around = beyond == AROUND
+        around, origin = beyond == AROUND, [0] * x.ndim
         outside = None if beyond is None or around else self._outside(operands, p)
-        x, origin = with_margins(x, reach, layout, self.mesh, outside, around)
+        if wider is not None:
+            x, origin = wider.x, wider.origin
         for k, (size, have) in enumerate(zip(footprint, local, strict=True)):
             first = self.starts(projection, k)
             begin = block_numbers(layout.dims[k], self.mesh) * have + origin[k]

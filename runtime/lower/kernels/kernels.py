@@ -23,6 +23,7 @@ from tapestry_egg.plans.compiler_options import GPUS
 from tapestry_egg.plans.plan import Strategy
 
 from .block import IndexBlock
+from .margins import Margined
 from .spellings import SPELLINGS
 from .states import JOINED, after_others
 
@@ -82,18 +83,20 @@ def run_kernel(
     mesh: MeshShape,
     where: str,
     platform: str = "",
+    wider: Mapping[int, Margined] | None = None,
 ) -> list[jax.Array]:
     """The local outputs of an operation, from this device's blocks of its operands.
 
     `inputs` and `outputs` are the types of the whole tensors, `operands` are in the layouts of
-    `strategy.needs`; compiled for `platform` (JAX's name). Raises PlanError where an operand's
-    block does not hold what the index block reads.
+    `strategy.needs`; compiled for `platform` (JAX's name). Of operands that lack rows of
+    neighbours, `wider` has the blocks with these. Raises PlanError where an operand's block does
+    not hold what the index block reads.
     """
     from tapestry_egg.metakernels import registry
 
     signature = registry.signature(op.kernel, op.params, inputs, outputs)
     block = IndexBlock(signature, strategy.cuts, mesh)
-    return _run(op, block, operands, strategy.needs, where, platform)
+    return _run(op, block, operands, strategy.needs, where, platform, wider or {})
 
 
 def _run(
@@ -103,6 +106,7 @@ def _run(
     layouts: Sequence[Layout],
     where: str,
     platform: str,
+    wider: Mapping[int, Margined],
 ) -> list[jax.Array]:
     from tapestry_egg.tracing.codec import decode_params
 
@@ -110,12 +114,14 @@ def _run(
         params = decode_params(op.params, kernel=op.kernel)
         call = Call(op.kernel, params, op.params, tuple(operands), block, platform)
         return _dynamic_slice(call) if op.kernel == "dynamic_slice" else _bound(call)
-    images = tuple(block.image(operands, p, layout, where) for p, layout in enumerate(layouts))
+    images = tuple(
+        block.image(operands, p, layout, where, wider.get(p)) for p, layout in enumerate(layouts)
+    )
     local = _local_params(op, block, images) if not block.is_sparse else None
     if local is None:
         larger = block.uncut_where_gathered(layouts)
         if larger != block:
-            return block.crop(larger, _run(op, larger, operands, layouts, where, platform))
+            return block.crop(larger, _run(op, larger, operands, layouts, where, platform, wider))
         dense = block.without_gaps(images) if block.is_sparse else None
         local = _local_params(op, block, dense) if dense else None
         if dense is None or local is None:
@@ -257,11 +263,21 @@ def _dynamic_slice(call: Call) -> list[jax.Array]:
 
     operand, *starts = call.operands
     length, sizes = call.signature.input_types[0].shape, call.whole["slice_sizes"]
+    here = None  # of a dim that is cut one device has the element; the others give zero
     for k, (n, size) in enumerate(zip(length, sizes, strict=True)):
         first = jnp.clip(signed(starts[k]), 0, n - size)
-        cut = 0 if size == n else call.output_offset(k)  # else the operand's block is the part
-        starts[k] = first + jnp.asarray(cut, first.dtype)
-    return call.bind(operand, *(signed(s).astype(jnp.int32) for s in starts))
+        if size != n and call.is_part(0, k):
+            first = first - jnp.asarray(call.operand_offset(0, k), first.dtype)
+            own = (first >= 0) & (first < operand.shape[k])
+            here = own if here is None else here & own
+        elif size != n:  # else the operand's block is the part
+            first = first + jnp.asarray(call.output_offset(k), first.dtype)
+        starts[k] = first
+    found = call.bind(operand, *(signed(s).astype(jnp.int32) for s in starts))
+    if here is None:
+        return found
+    monoid = next(d.monoid for d in call.signature.index if d.role == "reduce")
+    return [jnp.where(here, x, zero(monoid, x.dtype)) for x in found]
 
 
 def _dynamic_update_slice(call: Call) -> list[jax.Array]:

@@ -2,81 +2,107 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.plans.collectives import block_number, places_of
-from tapestry_egg.plans.exchanges import Reach, margined
+from tapestry_egg.plans.collectives import block_number
+from tapestry_egg.plans.exchanges import Permute, Piece, Reach, Reader, margined, rounds
 
 if TYPE_CHECKING:
     import jax
 
 
-def with_margins(
-    x: jax.Array,
-    reach: Sequence[Reach],
-    layout: Layout,
-    mesh: MeshShape,
-    outside: jax.Array | None,
-    around: bool = False,
-) -> tuple[jax.Array, list[int]]:
-    """The block `x` with the rows that the device lacks, and where it then begins, dim by dim,
-    counted from the begin of the block.
+@dataclass
+class Margined:
+    """A block of an operand that gets the rows which the device lacks, dim by dim.
 
-    Dim by dim every device sends the rows at its ends to the devices beside it, by a permute each;
-    the first and the last have `outside` there, a scalar, or zeros where nothing reads them; with
-    `around` they are beside each other. What
-    no device reads is left out before it is sent. Inside `shard_map` over `mesh`. Where nothing is
-    lacking, `x` stays as it is.
+    `origin` says where `x` then begins, counted from the begin of the block. What no device reads
+    is left out before rows are sent. The first and the last device have `outside` in the place of
+    rows from neighbours, a scalar, or whatever comes where nothing reads it.
     """
-    from jax import lax
 
-    origin, block = [0] * x.ndim, x.shape
-    lacking = [k for k, r in enumerate(reach) if r.low or r.high]
-    if not lacking or any(max(reach[k].low, reach[k].high) > block[k] for k in lacking):
-        return x, origin
-    for k, r in enumerate(reach):
-        if k not in lacking and r.begin is not None and r.end is not None:
-            begin, end = max(0, r.begin), min(block[k], r.end)
-            if 0 < end - begin < block[k]:
-                x, origin[k] = lax.slice_in_dim(x, begin, end, axis=k), begin
-    for k in lacking:
-        axes = tuple(a for a in layout.dims[k] if mesh.sizes[a] > 1)
-        x = _with_edges(x, k, reach[k], axes, mesh, outside, around)
-        begin, end = margined(reach[k], block[k])
-        origin[k], low = begin, reach[k].low
-        if end - begin < x.shape[k]:
-            x = lax.slice_in_dim(x, begin + low, end + low, axis=k)
-    return x, origin
+    x: jax.Array
+    reach: Sequence[Reach]
+    layout: Layout
+    outside: jax.Array | None
+
+    def __post_init__(self) -> None:
+        from jax import lax
+
+        self.origin, self.block = [0] * self.x.ndim, self.x.shape
+        for k, r in enumerate(self.reach):
+            if not (r.low or r.high) and r.begin is not None and r.end is not None:
+                begin, end = max(0, r.begin), min(self.block[k], r.end)
+                if 0 < end - begin < self.block[k]:
+                    self.x, self.origin[k] = lax.slice_in_dim(self.x, begin, end, axis=k), begin
+
+    def rows(self, k: int, low: int, high: int) -> jax.Array:
+        """So many rows along dim k: `low` at its end, for the next device, or `high` at its begin,
+        for the one before."""
+        from jax import lax
+
+        n = self.x.shape[k]
+        return lax.slice_in_dim(self.x, n - low if low else 0, n if low else high, axis=k)
+
+    def widen(self, k: int, got: Sequence[jax.Array | None], mesh: MeshShape) -> None:
+        """Put the rows that came from the device before and from the next one beside the block: the
+        last ones of the former and the first ones of the latter, as many as are read."""
+        import jax.numpy as jnp
+        from jax import lax
+
+        (before, after), r = got, self.reach[k]
+        here, parts = block_number(self.layout.dims[k], mesh), mesh.parts(self.layout.dims[k])
+        pieces = [self.x]
+        if before is not None and r.low:
+            n = before.shape[k]
+            rows = lax.slice_in_dim(before, n - r.low, n, axis=k)
+            outside = self.outside
+            pieces.insert(0, rows if outside is None else jnp.where(here == 0, outside, rows))
+        if after is not None and r.high:
+            rows = lax.slice_in_dim(after, 0, r.high, axis=k)
+            outside = self.outside
+            pieces.append(rows if outside is None else jnp.where(here == parts - 1, outside, rows))
+        self.x = lax.concatenate(pieces, k)
+        begin, end = margined(r, self.block[k])
+        self.origin[k] = begin
+        if end - begin < self.x.shape[k]:
+            self.x = lax.slice_in_dim(self.x, begin + r.low, end + r.low, axis=k)
 
 
-def _with_edges(
-    x: jax.Array,
-    k: int,
-    reach: Reach,
-    axes: tuple[int, ...],
-    mesh: MeshShape,
-    outside: jax.Array | None,
-    around: bool,
-) -> jax.Array:
-    """The block with the last rows of the one before it, and the first ones of the next."""
+def exchange(
+    readers: Sequence[Reader], blocks: Mapping[tuple[int, int], Margined], mesh: MeshShape
+) -> None:
+    """Give the `blocks` of operands, by operation and operand, the rows that they lack. Inside
+    `shard_map` over `mesh`; `readers` send together."""
+
+    def dtype(k: int, e: object) -> str:
+        return str(blocks[k, e.operand].x.dtype)  # type: ignore[attr-defined]
+
+    for one in rounds(readers, mesh, dtype):
+        got: dict[tuple[object, bool], jax.Array] = {}
+        for permute in one.permutes:
+            rows = [_sent(blocks[p.reader, p.exchange.operand], p) for p in permute.pieces]
+            for piece, x in zip(permute.pieces, _permuted(rows, permute, mesh), strict=True):
+                got[piece.key, bool(piece.low)] = x
+        for k, e, key in one.exchanges:
+            came = got.get((key, True)), got.get((key, False))
+            blocks[k, e.operand].widen(e.dim, came, mesh)
+
+
+def _sent(block: Margined, piece: Piece) -> jax.Array:
+    return block.rows(piece.exchange.dim, piece.low, piece.high)
+
+
+def _permuted(rows: Sequence[jax.Array], permute: Permute, mesh: MeshShape) -> list[jax.Array]:
+    """What neighbours have in the place of some rows, which one permute carries, in one array."""
     import jax.numpy as jnp
     from jax import lax
 
-    parts, places = mesh.parts(axes), places_of(axes, mesh)
-    names = tuple(mesh.names[a] for a in sorted(axes))
-    here, size, low, high = block_number(axes, mesh), x.shape[k], reach.low, reach.high
-    up = list(pairwise([*places, places[0]] if around else places))
-    down = [(b, a) for a, b in up]
-    pieces = [x]
-    if low:
-        sent = lax.slice_in_dim(x, size - low, size, axis=k)
-        got = lax.ppermute(sent, names, up)
-        pieces.insert(0, got if outside is None else jnp.where(here == 0, outside, got))
-    if high:
-        sent = lax.slice_in_dim(x, 0, high, axis=k)
-        got = lax.ppermute(sent, names, down)
-        pieces.append(got if outside is None else jnp.where(here == parts - 1, outside, got))
-    return lax.concatenate(pieces, k)
+    names = tuple(mesh.names[a] for a in sorted(permute.axes) if mesh.sizes[a] > 1)
+    if len(rows) == 1:
+        return [lax.ppermute(rows[0], names, permute.pairs)]
+    flat = lax.ppermute(lax.concatenate([x.reshape(-1) for x in rows], 0), names, permute.pairs)
+    ends = [sum(x.size for x in rows[:n]) for n in range(1, len(rows))]
+    return [a.reshape(x.shape) for a, x in zip(jnp.split(flat, ends), rows, strict=True)]

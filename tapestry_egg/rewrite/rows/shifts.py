@@ -15,11 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from math import gcd, prod
 
+import numpy as np
+
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.computed import Computed
-from tapestry_egg.zspace import Projection
+from tapestry_egg.zspace import Projection, ZRange
 
 from .padded import Long, Padded, Region, along, may_grow
 
@@ -50,7 +52,7 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
         shifted = Shifted(region, known)
         graph = shifted.graph_made()
         free |= shifted.free
-    return graph
+    return _with_rows_looked_up(graph, parts)
 
 
 def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
@@ -195,6 +197,49 @@ def _least_moved(
                 long = region.reached[piece.source]
                 want(piece.offset[long.dim], long, v)
     return min(wanted, key=lambda low: (sum(abs(low - w) * n for w, n in wanted.items()), low))
+
+
+def _with_rows_looked_up(graph: BlockGraph, parts: int) -> BlockGraph:
+    """The program with slices of one row of what the devices share as reads of a row at a place:
+    the device that has the row gives it, and the others zero."""
+    rows = {}
+    for v, moved in moves(graph).items():
+        if moved.fill is None and len(moved.pieces) == 1:
+            (piece,) = moved.pieces
+            extents = enumerate(graph.values[piece.source].shape)
+            dims = [d for d, n in extents if moved.shape[d] == 1 < n and n % parts == 0]
+            if dims:
+                rows[v] = piece, dims
+    return LookedUp(graph, rows).graph_made() if rows else graph
+
+
+class LookedUp(Padded):
+    """Makes the program with some moved values, each of one piece, read at a place along dims."""
+
+    def __init__(self, graph: BlockGraph, rows: Mapping[int, tuple[Piece, Sequence[int]]]) -> None:
+        super().__init__(Region(graph))
+        self.rows = rows
+
+    def beside(self, op: Operation) -> None:
+        if op.outputs[0] not in self.rows:
+            super().beside(op)
+            return
+        piece, dims = self.rows[op.outputs[0]]
+        first = [-o for o in piece.offset]
+        shape = self.given.values[piece.source].shape
+        start = [0 if d in dims else a for d, a in enumerate(first)]
+        ends = [
+            n if d in dims else a + m
+            for d, (n, a, m) in enumerate(zip(shape, first, piece.end, strict=True))
+        ]
+        source = self._boxed(self.short(piece.source), ZRange(tuple(start), tuple(ends)), None)
+        places = [
+            self.constant(np.array(a if d in dims else 0, "int32"), "int32")
+            for d, a in enumerate(first)
+        ]
+        params = {"slice_sizes": list(piece.end)}
+        read = (source, *places)
+        self.operations.append(replace(op, kernel="dynamic_slice", inputs=read, params=params))
 
 
 class Shifted(Padded):
