@@ -39,6 +39,7 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "three": ((1, 2), "the gradient of a stack, and shifts padded around, are no shifts"),
     "cumulated": ((1,), "associative scans are not read as sums"),
     "fourier": ((1, 2), "the order in which dims are transformed is kept"),
+    "entropy": ((3,), "weights of a cut dim are divided by their sum, or are one exponential"),
     "diagonal": ((2, 3), "of a diagonal one dim is looked up, whichever is cut"),
 }
 
