@@ -25,7 +25,7 @@ PROGRAM_RULESETS = ("algebra", "fusion", "reduction")
 #: The books that `optimize` uses when nothing else is asked for.
 DEFAULT_BOOKS = (
     *("sharding", "collectives", "algebra", "linear", "structure", "reduction", "fusion"),
-    *("convolution", "streaming", "loss"),
+    *("convolution", "streaming", "loss", "lookups"),
 )
 
 #: Ends the name of a rule that is read from right to left (`way: both`).

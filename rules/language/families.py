@@ -75,6 +75,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "reshape": {"dimensions": None, "sharding": None},
     "broadcast_in_dim": {"sharding": None},
     "slice": {"strides": None},
+    "iota": {"sharding": None},
     "mul": {"out_dtype": None},
     "dot_general": {"precision": None, "preferred_element_type": None, "out_sharding": None},
     "reduce_sum": {"out_sharding": None},

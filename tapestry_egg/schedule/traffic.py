@@ -176,8 +176,9 @@ class Traffic:
             share = self._share(v, sources - seen)
             share = views[i].share(share) if i in views else share
             reads.append(passes * share + 2.0 * ((i, p) in self._turned))
-            if not part:
-                seen |= sources
+            if not part:  # of what is larger only some elements are read
+                size = self._program.types[v].size
+                seen |= {w for w in sources if self._program.types[w].size <= size}
         return tuple(reads)
 
     def _seen_through_views(self, unit: Unit) -> Mapping[InstanceId, _Seen]:

@@ -178,6 +178,8 @@ def _unit_to_fuse_into(
             return -1
         if _reads_memory(instances[r].signature) or _is_written_into(program, i, r):
             return -1
+        if _reads_a_part(instances[r], instance.outputs[0]):
+            return -1
     if len(using) < len(everyone) and (
         is_view or not _same_loop(program, instance, instances[roots[u]])
     ):
@@ -198,6 +200,12 @@ def _reads_memory(signature: OperationSignature) -> bool:
     """Whether an operation reads only what is in memory: a value that is asked to lie in some way,
     or that is kept from fusion."""
     return bool(signature.stored) or signature.means == "layout"
+
+
+def _reads_a_part(reader: Instance, v: FlatId) -> bool:
+    """Whether a loop reads few elements of a value: it computes these alone."""
+    reads = reader.signature.reads if reader.signature.fusion == "loop" else ()
+    return any(p is not None and w == v for w, p in zip(reader.inputs, reads or (), strict=False))
 
 
 def two_kernels(program: FlatProgram, unit: Unit, value: FlatId) -> tuple[Unit, Unit] | None:

@@ -179,6 +179,11 @@ picked: v x i
     jnp.sum(x * jax.nn.one_hot(i, n, axis=d), d)
     jnp.sum(jnp.where(place(n, d) == jnp.expand_dims(i, d), x, 0), d)
     jax.vmap(lambda r, k: r[k], (e, 0))(x, i)
+entropy: v x i
+    -jnp.take_along_axis(jax.nn.log_softmax(x, d), jnp.expand_dims(i, d), d).squeeze(d)
+    -jnp.sum(jax.nn.log_softmax(x, d) * jax.nn.one_hot(i, n, axis=d), d)
+    -jnp.sum(jnp.where(place(n, d) == jnp.expand_dims(i, d), jax.nn.log_softmax(x, d), 0), d)
+    jax.nn.logsumexp(x, d) - jnp.take_along_axis(x, jnp.expand_dims(i, d), d).squeeze(d)
 scattered: m x i
     jnp.zeros((n, n)).at[on(d, i)].add(x)
     jnp.moveaxis(jax.ops.segment_sum(jnp.moveaxis(x, d, 0), i, n), 0, d)

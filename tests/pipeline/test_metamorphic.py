@@ -27,7 +27,6 @@ RULES = [r for book in load_books(DEFAULT_BOOKS) for r in book.rules]
 
 #: Piece -> spellings that are known to differ from the first one, and why.
 KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
-    "logsumexp": ((1,), "written by hand it is a maximum and a sum, of a cut dim sent one by one"),
     "outer": ((2,), "the gradient of a product with a vector is a product with a vector"),
     "scaled": ((5,), "the gradient of a product with a vector is a product with a vector"),
     "choice": (
@@ -36,13 +35,12 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     ),
     "argmax": ((2, 3), "top_k of one is sorted, and two passes are not one"),
     "largest": ((2,), "top_k of one is sorted"),
-    "softmax": ((1,), "of a cut dim a quotient of exponentials stores them, one exponential not"),
     "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
     "three": ((1, 2), "the gradient of a stack, and shifts padded around, are no shifts"),
-    "picked": ((1, 2, 3), "a mask that is summed is no lookup, nor a lookup in both dims"),
     "cumulated": ((1,), "associative scans are not read as sums"),
     "fourier": ((1, 2), "the order in which dims are transformed is kept"),
-    "diagonal": ((2, 3), "a mask that is summed is no lookup"),
+    "entropy": ((3,), "weights of a cut dim are divided by their sum, or are one exponential"),
+    "diagonal": ((2, 3), "of a diagonal one dim is looked up, whichever is cut"),
 }
 
 

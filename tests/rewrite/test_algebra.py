@@ -208,6 +208,33 @@ def test_a_sum_of_products_is_reduced_once_without_the_rule_and_with_it() -> Non
 
 
 @pytest.mark.slow
+def test_a_loss_takes_as_long_however_it_picks_the_label() -> None:
+    def along(scores: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.take_along_axis(scores, labels[:, None], -1).squeeze(-1)
+
+    def one_hot(scores: jax.Array, labels: jax.Array) -> jax.Array:
+        return (jax.nn.one_hot(labels, scores.shape[-1]) * scores).sum(-1)
+
+    def chosen(scores: jax.Array, labels: jax.Array) -> jax.Array:
+        places = jnp.arange(scores.shape[-1])[None]
+        return jnp.where(places == labels[:, None], scores, 0).sum(-1)
+
+    def contracted(scores: jax.Array, labels: jax.Array) -> jax.Array:
+        return jnp.einsum("bv,bv->b", jax.nn.one_hot(labels, scores.shape[-1]), scores)
+
+    seconds = []
+    for picked in (along, one_hot, chosen, contracted):
+
+        def loss(logits: jax.Array, labels: jax.Array, picked: Any = picked) -> jax.Array:
+            return -picked(jax.nn.log_softmax(logits), labels).mean()
+
+        logits, labels = struct(16384, 32768), jax.ShapeDtypeStruct((16384,), jnp.int32)
+        graph = graph_of(jax.value_and_grad(loss), logits, labels)
+        found = forms(graph, load_books(DEFAULT_BOOKS), H100)
+        seconds.append(min(program_seconds(f.graph, H100) for f in found))
+    assert max(seconds) < 1.01 * min(seconds)
+
+
 def test_jit_runs_a_better_form() -> None:
     def step(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.tanh(two(x, w, v))

@@ -23,7 +23,7 @@ from tests.tiers import tiers
 #: The rules of the other books that ship, each with its example.
 MORE = [
     r
-    for b in load_books(("linear", "structure", "reduction", "convolution", "expansion"))
+    for b in load_books(("linear", "structure", "reduction", "convolution", "expansion", "lookups"))
     for r in b.rules
     if not r.name.endswith("-back")
 ]

@@ -20,6 +20,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import exact
+from tapestry_egg.reference.computed import Computed
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule
 from tapestry_egg.rules.language.families import FAMILIES
 from tapestry_egg.tracing.constants import may_prepare
@@ -189,11 +190,15 @@ def _facts(graph: BlockGraph, catalogue: Catalogue) -> tuple[dict[str, list[Row]
     be other values than those of strongly typed ones, without end.
     """
     made = {v for op in graph.operations for v in op.outputs}
+    computed = Computed.of(graph)
+
+    def known(v: int) -> str | None:
+        """What a scalar is as rules write it, if it is made of nothing but constants."""
+        return None if (a := computed(v)) is None else splat(a)
+
     facts: dict[str, list[Row]] = {
         "leaf": [(v,) for v in (*graph.inputs, *graph.constants) if v not in made],
-        "constant": [
-            (v, value) for v, a in graph.constants.items() if (value := splat(a)) is not None
-        ],
+        "constant": [(v, x) for v, t in enumerate(graph.values) if not t.shape and (x := known(v))],
     }
     signatures: dict[int, int] = {}
     for op in graph.operations:
