@@ -10,6 +10,7 @@ These hold anything, and are left out where rows are summed or moved back to the
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -201,8 +202,9 @@ def _least_moved(
 
 def _with_rows_looked_up(graph: BlockGraph, parts: int) -> BlockGraph:
     """The program with slices of one row of what the devices share as reads of a row at a place:
-    the device that has the row gives it, and the others zero."""
-    rows = {}
+    the device that has the row gives it, and the others zero. Arrays of which many rows are read so
+    stay: all devices need them."""
+    rows: dict[int, tuple[Piece, list[int]]] = {}
     for v, moved in moves(graph).items():
         if moved.fill is None and len(moved.pieces) == 1:
             (piece,) = moved.pieces
@@ -210,6 +212,10 @@ def _with_rows_looked_up(graph: BlockGraph, parts: int) -> BlockGraph:
             dims = [d for d, n in extents if moved.shape[d] == 1 < n and n % parts == 0]
             if dims:
                 rows[v] = piece, dims
+    read = Counter((piece.source, d) for piece, dims in rows.values() for d in dims)
+    few = {(v, d) for (v, d), n in read.items() if _NEAR * n <= graph.values[v].shape[d]}
+    rows = {v: (p, [d for d in dims if (p.source, d) in few]) for v, (p, dims) in rows.items()}
+    rows = {v: (piece, dims) for v, (piece, dims) in rows.items() if dims}
     return LookedUp(graph, rows).graph_made() if rows else graph
 
 
