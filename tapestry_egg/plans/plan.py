@@ -43,6 +43,8 @@ def parts_of_batch(rule: str) -> int | None:
 EVEN_PARTS = "even-parts-"
 #: Rules of this name and a number give shifts as many rows as so many devices can share.
 SHIFTS = "shifts-"
+#: Rules of this name and a number look up single rows of what so many devices can share.
+ROWS = "rows-"
 
 
 def devices_of(rule: str, kind: str) -> int | None:

@@ -23,7 +23,7 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, SHIFTS, RuleStep
+from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, ROWS, SHIFTS, RuleStep
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts, shifts
@@ -101,9 +101,25 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *made.forms, *others)
+    found = _with_rows_looked_up(found, target)
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
     return found
+
+
+def _with_rows_looked_up(found: Sequence[Form], target: Target) -> tuple[Form, ...]:
+    """The forms with single rows looked up where they are; the first one stays beside its own."""
+    n, made = target.devices, list[Form]()
+    for form in found:
+        graph = shifts.with_rows_looked_up(form.graph, n) if n > 1 else form.graph
+        if graph is form.graph:
+            made.append(form)
+            continue
+        what = f"single rows of what {n} devices share are looked up"
+        step = _step(form.graph, graph, target, f"{ROWS}{n}", "rows", what)
+        looked = replace(form.then(graph, step, form.slower, form.extra), left=form.left)
+        made += [looked] if made else [form, looked]
+    return tuple(made)
 
 
 def _of_changed(found: Sequence[Form], graph: BlockGraph, step: RuleStep) -> tuple[Form, ...]:

@@ -18,7 +18,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.rows.shifts import with_shifts
+from tapestry_egg.rewrite.rows.shifts import with_rows_looked_up, with_shifts
 from tapestry_egg.tracing.trace import trace
 
 Array = Any
@@ -34,7 +34,7 @@ def normal(*shape: int) -> Array:
 def shifted(function: Function, *arguments: Array) -> BlockGraph:
     """The program with shifts, checked: it has the numbers that JAX gives without it."""
     graph = trace(function, *arguments).graph
-    made = with_shifts(graph, PARTS)
+    made = with_rows_looked_up(with_shifts(graph, PARTS), PARTS)
     verify_graph(made)
     want = jax.tree.leaves(jax.jit(function)(*arguments))
     for got, true in zip(execute(made, jax.tree.leaves(arguments)), want, strict=True):

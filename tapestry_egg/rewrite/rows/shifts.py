@@ -53,7 +53,7 @@ def with_shifts(graph: BlockGraph, parts: int) -> BlockGraph:
         shifted = Shifted(region, known)
         graph = shifted.graph_made()
         free |= shifted.free
-    return _with_rows_looked_up(graph, parts)
+    return graph
 
 
 def _at_once(graph: BlockGraph, parts: int) -> BlockGraph:
@@ -200,10 +200,11 @@ def _least_moved(
     return min(wanted, key=lambda low: (sum(abs(low - w) * n for w, n in wanted.items()), low))
 
 
-def _with_rows_looked_up(graph: BlockGraph, parts: int) -> BlockGraph:
-    """The program with slices of one row of what the devices share as reads of a row at a place:
-    the device that has the row gives it, and the others zero. Arrays of which many rows are read so
-    stay: all devices need them."""
+def with_rows_looked_up(graph: BlockGraph, parts: int) -> BlockGraph:
+    """The program, its loops and branches too, with slices of one row of what so many devices share
+    as reads of a row at a place: the device that has the row gives it, and the others zero. Arrays
+    of which many rows are read so stay: all devices need them."""
+    graph = graph.map_regions(lambda region: with_rows_looked_up(region, parts))
     rows: dict[int, tuple[Piece, list[int]]] = {}
     for v, moved in moves(graph).items():
         if moved.fill is None and len(moved.pieces) == 1:
@@ -227,7 +228,7 @@ class LookedUp(Padded):
         self.rows = rows
 
     def beside(self, op: Operation) -> None:
-        if op.outputs[0] not in self.rows:
+        if not op.outputs or op.outputs[0] not in self.rows:
             super().beside(op)
             return
         piece, dims = self.rows[op.outputs[0]]

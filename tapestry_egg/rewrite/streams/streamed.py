@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
-from tapestry_egg.plans.plan import EVEN_PARTS, SHIFTS, devices_of, is_split, parts_of_batch
+from tapestry_egg.plans.plan import EVEN_PARTS, ROWS, SHIFTS, devices_of, is_split, parts_of_batch
 from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.attention.loops import (
     with_kept_results,
@@ -63,12 +63,16 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     for name in sorted(rules):
         devices = devices_of(name, EVEN_PARTS)
         graph = graph if devices is None else even_parts.with_even_parts(graph, devices)
+    for name in sorted(rules):
+        devices = devices_of(name, ROWS)
+        graph = graph if devices is None else shifts.with_rows_looked_up(graph, devices)
     return graph
 
 
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
-    return rule in CHANGES or is_split(rule) or devices_of(rule, SHIFTS) is not None
+    shared = (devices_of(rule, kind) for kind in (SHIFTS, ROWS))
+    return rule in CHANGES or is_split(rule) or any(n is not None for n in shared)
 
 
 def _streamed(graph: BlockGraph) -> tuple[BlockGraph, int]:
