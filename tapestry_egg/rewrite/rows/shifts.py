@@ -206,8 +206,9 @@ def with_rows_looked_up(graph: BlockGraph, parts: int) -> BlockGraph:
     of which many rows are read so stay: all devices need them."""
     graph = graph.map_regions(lambda region: with_rows_looked_up(region, parts))
     rows: dict[int, tuple[Piece, list[int]]] = {}
+    alone = {op.outputs[0] for op in graph.operations if len(op.outputs) == 1}
     for v, moved in moves(graph).items():
-        if moved.fill is None and len(moved.pieces) == 1:
+        if moved.fill is None and len(moved.pieces) == 1 and v in alone:
             (piece,) = moved.pieces
             extents = enumerate(graph.values[piece.source].shape)
             dims = [d for d, n in extents if moved.shape[d] == 1 < n and n % parts == 0]
@@ -228,7 +229,7 @@ class LookedUp(Padded):
         self.rows = rows
 
     def beside(self, op: Operation) -> None:
-        if not op.outputs or op.outputs[0] not in self.rows:
+        if self.rows.keys().isdisjoint(op.outputs):
             super().beside(op)
             return
         piece, dims = self.rows[op.outputs[0]]
