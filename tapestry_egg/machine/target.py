@@ -1,4 +1,5 @@
-"""Targets: a chip's datasheet and how many there are of it; data files name the figures."""
+"""Targets: a chip's datasheet, how many there are of it, and what its compiler makes of arrays and
+kernels (tiles, split products, power, fusion, merged sends); data files name the figures."""
 
 from __future__ import annotations
 
