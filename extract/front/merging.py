@@ -10,9 +10,9 @@ plans are made that a front would show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 
 import numpy as np
 
@@ -233,22 +233,27 @@ def _cuts(
 
 def _grown(
     most: Cut, candidates: Candidates, peaks: Peaks, worth: Callable[[float], bool]
-) -> Iterator[Cut]:
-    """Fewer and fewer of the groups of a cut: those first without which the peak is the least; as
-    long as the peak is less, and what it saves `worth` it."""
+) -> list[Cut]:
+    """Fewer of the groups of a cut, those first without which the peak is the least: as many as
+    each peak below that of the cut allows, where what they save is `worth` it."""
     saved = {group: candidates.saved_by(group) for group in most.groups}
     some = sorted(most.groups, key=lambda group: -saved[group])[:_MOST_GROUPS]
     alone = {group: _held(peaks, (group,)) for group in some}
     order = sorted(some, key=lambda group: (alone[group], -saved[group]))
-    for n in range(1, len(order) + (len(some) < len(most.groups))):
-        own = tuple(order[:n])
-        total = sum(saved[x] for x in own)
-        if not worth(total):
-            continue
-        peak = alone[own[0]] if n == 1 else _held(peaks, own)
-        if peak >= most.peak:
-            return
-        yield Cut(own, total, peak)
+    total = np.cumsum([0.0, *(saved[group] for group in order)])
+    held = cache(lambda n: alone[order[0]] if n == 1 else _held(peaks, tuple(order[:n])))
+    numbers = range(1, len(order) + (len(some) < len(most.groups)))
+    tried = [n for n in numbers if worth(total[n])]  # from some number on: more save more
+    few: dict[float, int] = {}
+    spans = [(tried[0], tried[-1])] if tried else []
+    while spans:  # more groups hold no less: between two of one peak is nothing to find
+        a, b = spans.pop()
+        few |= {held(n): max(n, few.get(held(n), 0)) for n in (a, b) if held(a) < most.peak}
+        if b - a > 1 and held(a) < min(held(b), most.peak):
+            spans += [(a, (a + b) // 2), ((a + b) // 2, b)]
+    return [
+        Cut(tuple(order[:n]), float(total[n]), peak) for peak, n in few.items() if peak < most.peak
+    ]
 
 
 def _held(peaks: Peaks, groups: tuple[Merged, ...]) -> float:

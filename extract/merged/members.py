@@ -9,10 +9,9 @@ from typing import Literal, get_args
 from tapestry_egg.extract.certify.merging import (
     Key,
     Kind,
-    copying,
+    copied_apart,
     entering,
     kind_of,
-    most_bytes,
     own_moves,
     payload,
 )
@@ -29,14 +28,15 @@ WHICH: tuple[Which, ...] = get_args(Which)
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A copy that may be merged: what it takes alone, bytes that enter it, the unit that makes its
-    value, those that read it before a step is over, and all units that must have run before it is
-    made."""
+    """A copy that may be merged: what it takes alone, bytes that enter it and bytes that the
+    compiler counts, the unit that makes its value, those that read it before a step is over, and
+    all units that must have run before it is made."""
 
     key: Key
     move: Move
     seconds: float
     bytes: float
+    payload: float
     maker: int
     readers: int  # a bit for each unit
     before: int  # a bit for each unit
@@ -47,6 +47,8 @@ class Candidates:
 
     def __init__(self, walk: Walk) -> None:
         self.walk = walk
+        combiner = walk.target.combiner
+        self._most_bytes = 0.0 if combiner is None else float(combiner.bytes)
         before = walk.schedule.once(lambda: ancestors(walk), "ancestors")
         # A new state is read when all is over: its port comes before others for the old one.
         ports = enumerate(walk.program.instances[x.root].port for x in walk.schedule.units)
@@ -55,12 +57,15 @@ class Candidates:
         self.members: dict[Kind, list[Member]] = {}
         for key, move in own_moves(walk).items():
             kind = kind_of(walk, move)
-            if kind is None or payload(walk, [move]) > most_bytes(walk, move):
+            if kind is None:
+                continue
+            counted, amount = payload(walk, [move]), entering(walk, [move])
+            if counted > self._most_bytes:
                 continue
             maker = lives.maker[move.value]
             readers = sum(1 << u for u in set(walk.readers_of(move)) - {maker} - ends)
-            seconds = self._seconds(kind, [move])
-            one = Member(key, move, seconds, entering(walk, [move]), maker, readers, before[maker])
+            seconds = self._seconds(kind, 1, amount)
+            one = Member(key, move, seconds, amount, counted, maker, readers, before[maker])
             self.members.setdefault(kind, []).append(one)
         for kind, members in self.members.items():
             late = kind[0] == "all_gather"  # fetched for their readers, not sent when made
@@ -98,34 +103,36 @@ class Candidates:
             every = [m for own in self.members.values() for m in own]
             level = levels(self.walk, every, which == "before")
         for kind, members in self.members.items():
-            run = _Run(self.walk, kind[0] == "all_gather" and not waits)
+            at_once = kind[0] == "all_gather" and not waits
+            run = _Run(self.walk, self._most_bytes, at_once)
             # None of a level waits for another, nor do levels for each other in a circle.
             for m in sorted(members, key=lambda m: level[m.key]) if level else members:
                 same = not level or not run.members or level[run.members[-1].key] == level[m.key]
                 if not (same and run.takes(m)):
                     if len(run.members) > 1:
                         yield kind, run.members
-                    run = _Run(self.walk, run.at_once)
+                    run = _Run(self.walk, self._most_bytes, at_once)
                 run.add(m)
             if len(run.members) > 1:
                 yield kind, run.members
 
     def _gain(self, kind: Kind, members: Sequence[Member]) -> float:
-        return sum(m.seconds for m in members) - self._seconds(kind, [m.move for m in members])
+        apart, amount = sum(m.seconds for m in members), sum(m.bytes for m in members)
+        return apart - self._seconds(kind, len(members), amount)
 
-    def _seconds(self, kind: Kind, moves: Sequence[Move]) -> float:
+    def _seconds(self, kind: Kind, copies: int, amount: float) -> float:
+        """Seconds that one collective of so many copies takes, which so many bytes enter."""
         walk = self.walk
-        amount = entering(walk, moves)
         sent = float(collective_seconds(kind[0], amount, kind[1], walk.mesh, walk.target))
-        return sent + copying(walk, moves)
+        return sent + (copied_apart(kind, amount, walk.target) if copies > 1 else 0.0)
 
 
 class _Run:
     """Members that one collective may have: none waits for another, and the compiler makes one of
     so much. `at_once`: what is gathered is made before the first kernel reads any of it."""
 
-    def __init__(self, walk: Walk, at_once: bool) -> None:
-        self.walk, self.at_once = walk, at_once
+    def __init__(self, walk: Walk, most: float, at_once: bool) -> None:
+        self.walk, self.most, self.at_once = walk, most, at_once
         self.members: list[Member] = []
         self.size, self.readers, self.before = 0.0, 0, 0
         self.made, self.read = -1, walk.ground.lives.end
@@ -136,14 +143,14 @@ class _Run:
             return True
         if self.readers & m.before or m.readers & self.before:
             return False
-        if self.size + payload(self.walk, [m.move]) > most_bytes(self.walk, m.move):
+        if self.size + m.payload > self.most:
             return False
         return not self.at_once or max(self.made, self._made(m)) <= min(self.read, self._read(m))
 
     def add(self, m: Member) -> None:
         """One more is among them."""
         self.members.append(m)
-        self.size += payload(self.walk, [m.move])
+        self.size += m.payload
         self.readers, self.before = self.readers | m.readers, self.before | m.before
         self.made, self.read = max(self.made, self._made(m)), min(self.read, self._read(m))
 

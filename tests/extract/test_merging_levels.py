@@ -49,13 +49,12 @@ def drawn(seed: int, patch: pytest.MonkeyPatch, most: int = 16) -> Candidates:
         if rng.random() < 0.6:  # what no unit reads leaves as a new state does
             readers = sum(1 << u for u in users[v])
             move = cast(Any, SimpleNamespace(value=v))
-            one = Member((v, cast(Any, "whole"), 0), move, 1.0, 1.0, v, readers, before[v])
+            one = Member((v, cast(Any, "whole"), 0), move, 1.0, 1.0, 1.0, v, readers, before[v])
             kind = cast(Any, (("all_reduce", "all_gather")[int(rng.integers(2))], (0,)))
             found.members.setdefault(kind, []).append(one)
     found._by_key = {m.key: (kind, m) for kind, own in found.members.items() for m in own}
     found._groups = {}
-    patch.setattr(members, "payload", lambda _, moves: len(moves))
-    patch.setattr(members, "most_bytes", lambda *_: 3.0)
+    found._most_bytes = 3.0
     patch.setattr(Candidates, "_seconds", lambda *_: 1.0)
     return found
 
@@ -105,7 +104,9 @@ def test_a_circle_through_three_groups_is_cut_where_it_is_worth_least() -> None:
     """Of each group one copy is made of what one of the group before it leads to."""
 
     def copy(v: int, readers: int, before: int) -> Member:
-        return Member((v, cast(Any, "whole"), 0), cast(Any, None), 1.0, 1.0, v, readers, before)
+        return Member(
+            (v, cast(Any, "whole"), 0), cast(Any, None), 1.0, 1.0, 1.0, v, readers, before
+        )
 
     first = [copy(0, 0b001, 0), copy(1, 0, 0b100), copy(2, 0, 0)]
     second = [copy(3, 0b010, 0), copy(4, 0, 0b001)]
