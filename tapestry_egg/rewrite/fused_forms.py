@@ -27,14 +27,14 @@ from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, ROWS, SHIFTS, Rul
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts, shifts
-from tapestry_egg.rewrite.streams import blocks, large_inside, micro_batches, temporal
+from tapestry_egg.rewrite.streams import apart, blocks, large_inside, micro_batches, temporal
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
 from .derivation import digest
-from .form import LEAST_GAIN, Form
+from .form import LEAST_GAIN, Form, Left
 from .forms import LEAST_SAVED, forms
 
 # Of these numbers no measurement is kept. Micro-batches that they leave out are counted.
@@ -45,6 +45,9 @@ _NEARLY = 0.15
 _FITS = 0.5
 # The least number of devices on which a product gathers blocks of both operands.
 _SQUARE = 4
+# Rounds at once make a form if they save this share of the seconds on one device: the forms of what
+# they make are looked for beside those of the program as it is.
+_MUCH = 0.1
 
 
 def forms_with_streams(
@@ -65,10 +68,11 @@ def forms_with_streams(
     that in blocks of rows; then as many others as have `room` operations, and
     those that `batches` makes of the program, with its attention fused where that is faster; then,
     with `shared`, those whose dims the target's devices can share; and one that gathers less at a
-    time where devices, which may hold `limit` bytes each, are short of memory."""
+    time where devices, which may hold `limit` bytes each, are short of memory. The fastest of the
+    program whose loops make products of all rounds at once come before them."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
-    n, changes = target.devices, list[tuple[BlockGraph, RuleStep]]()
+    n, changes, written = target.devices, list[tuple[BlockGraph, RuleStep]](), graph
     shifted = shifts.with_shifts(graph, n) if n > 1 else graph
     if shifted is not graph:
         took = "shifts", f"as many rows as {n} devices share"
@@ -104,7 +108,29 @@ def forms_with_streams(
     found = _with_rows_looked_up(found, target)
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
-    return found
+    return (found[0], *_at_once(written, books, target, budget, least_gain), *found[1:])
+
+
+def _at_once(
+    graph: BlockGraph,
+    books: Sequence[RuleBook],
+    target: Target,
+    budget: Budget,
+    least_gain: float,
+) -> tuple[Form, ...]:
+    """The fastest forms of the program whose loops make of all rounds at once what they can; none
+    where that saves little."""
+    made = apart.with_rounds_at_once(graph)
+    if made is graph:
+        return ()
+    before, after = (program_seconds(g, target) for g in (graph, made))
+    if after > (1.0 - _MUCH) * before:
+        return ()
+    what = "products of all rounds are made at once"
+    step = _step(graph, made, target, apart.RULE, "loops", what)
+    base, *others = forms_with_streams(made, books, target, budget, least_gain, slower=False)
+    faster = [f for f in others if not (f.slower or f.extra)]
+    return tuple([f.behind(step) for f in faster or [replace(base, left=Left())]])
 
 
 def _with_rows_looked_up(found: Sequence[Form], target: Target) -> tuple[Form, ...]:

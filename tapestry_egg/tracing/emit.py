@@ -80,7 +80,7 @@ def closed_jaxpr(graph: BlockGraph) -> Any:
     import jax
 
     with plain_settings(graph):
-        arguments = [_struct(graph.values[v]) for v in graph.inputs]
+        arguments = [struct(graph.values[v]) for v in graph.inputs]
         closed = jax.make_jaxpr(_evaluator(graph))(*arguments)
     for i, (v, aval) in enumerate(zip(graph.outputs, closed.out_avals, strict=True)):
         _check_type(graph.values[v], aval, f"{graph.name}, output {i}")
@@ -207,7 +207,7 @@ def _x64_hint(dtype: str) -> str:
     return 'Set jax.config.update("jax_enable_x64", True) first.' if wide else ""
 
 
-def _struct(type_: TensorType) -> Any:
+def struct(type_: TensorType) -> Any:
     import jax
 
     dtype = decode_dtype(type_.dtype)

@@ -17,7 +17,7 @@ from tapestry_egg.rewrite.attention.loops import (
 )
 from tapestry_egg.rewrite.rows import even_parts, shifts
 
-from . import blocks, large_inside, micro_batches, temporal
+from . import apart, blocks, large_inside, micro_batches, temporal
 
 #: The name of this change of a program in the rules and steps of plans.
 RULE = "fused-attention"
@@ -52,6 +52,7 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
 
 def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     """The program with those of these changes that `rules` name."""
+    graph = apart.with_rounds_at_once(graph) if apart.RULE in rules else graph
     for name in sorted(rules):
         devices = devices_of(name, SHIFTS)
         graph = graph if devices is None else shifts.with_shifts(graph, devices)
@@ -72,7 +73,8 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
     shared = (devices_of(rule, kind) for kind in (SHIFTS, ROWS))
-    return rule in CHANGES or is_split(rule) or any(n is not None for n in shared)
+    named = rule in CHANGES or rule == apart.RULE
+    return named or is_split(rule) or any(n is not None for n in shared)
 
 
 def _streamed(graph: BlockGraph) -> tuple[BlockGraph, int]:

@@ -1,0 +1,342 @@
+"""Rounds at once: what the rounds of a loop need not wait for each other with, outside of it.
+
+A loop over time multiplies what it is given in each round by its weights, and what each round gives
+by others; the derivative of a loop adds up a product of every round. Only what is carried needs the
+rounds one after the other. The products that do not need it are made of all rounds together:
+before the loop those that read nothing that is carried, after it those that nothing carried is made
+of. The loop is given the former, one round at a time, and keeps what the latter read. What is added
+to round by round, and not read, is one sum over all rounds in the end.
+
+JAX says what a kernel of all rounds is (`jax.vmap`). More is in memory, and there are fewer and
+larger kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.graph.arrays import kind
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.graph.loops import counts
+from tapestry_egg.metakernels import registry
+from tapestry_egg.rewrite.attention.loops import without_unread_streams
+
+#: The name of this change in the rules and steps of plans.
+RULE = "rounds-at-once"
+
+#: Operations that leave one loop at most: each is traced anew, and takes milliseconds.
+_MOST = 400
+
+
+def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
+    """The graph with the products of loops that need not wait for each other made of all rounds at
+    once; the same graph if there are none. What was added to something carried is added up in
+    another order."""
+    graph = graph.map_regions(with_rounds_at_once)
+    plans = {k: plan for k, op in enumerate(graph.operations) if (plan := _plan(op)) is not None}
+    if not plans:
+        return graph
+    made = _Program(list(graph.values), constants=dict(graph.constants))
+    for k, op in enumerate(graph.operations):
+        op = replace(op, inputs=made.read(op.inputs))
+        if k in plans:
+            _Apart(op, plans[k], made).write()
+        else:
+            made.operations.append(op)
+    changed = replace(
+        graph,
+        values=tuple(made.values),
+        operations=tuple(made.operations),
+        outputs=made.read(graph.outputs),
+        constants=made.constants,
+    )
+    return without_unread_streams(changed)
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which operations of a loop's body are made of all rounds before it (`early`) and after it
+    (`late`), and which of what it carries (by number) is the sum of what is made late."""
+
+    early: frozenset[int]
+    late: frozenset[int]
+    sums: dict[int, int]  # number of the carried value -> what is added to it
+
+
+def _plan(op: Operation) -> _Plan | None:
+    """What may leave a loop; None where nothing may."""
+    if not op.is_scan or op.rounds < 2 or op.effectful:
+        return None
+    (body,) = op.regions
+    ops, heavy = body.operations, _heavy(body)
+    if not heavy:
+        return None
+    consts, carries = counts(op)
+    carried = body.inputs[consts : consts + carries]
+    free = _not_made_of(body, carried)
+    early = frozenset(heavy & free)
+    sums = _sums(body, carried)
+    while True:
+        roots = [body.outputs[j] for j in range(carries) if j not in sums]
+        needed = _made_of(body, roots)
+        late = (heavy - free) - needed
+        makers = body.producers()
+        after: set[int] = set()  # what is made of something late
+        for k, o in enumerate(ops):
+            if k in late or any(makers.get(v) in after for v in o.inputs):
+                after.add(k)
+        adding = {makers[body.outputs[j]] for j in sums}
+        stuck = {k for k in after - adding if not _may_leave(body, ops[k])}
+        if stuck:  # what these are made of is made in the loop
+            kept = _made_of(body, [v for k in stuck for v in ops[k].inputs])
+            heavy -= {k for k in kept | stuck if k not in free}
+            continue
+        idle = [j for j, v in sums.items() if makers.get(v) not in after]
+        if not idle:
+            break
+        for j in idle:
+            del sums[j]
+    leaving = after - adding | early
+    if not leaving or len(leaving) > _MOST:
+        return None
+    return _Plan(early, frozenset(after - adding), sums)
+
+
+def _may_leave(body: BlockGraph, op: Operation) -> bool:
+    """Whether of an operation on all rounds is known that each round has the same."""
+    if op.remat is not None or op.effectful or not registry.is_repeatable(op):
+        return False
+    return not registry.signature_in(body, op).opaque
+
+
+def _heavy(body: BlockGraph) -> set[int]:
+    """The products of matrices and windows, which one kernel makes of however many rounds."""
+    return {
+        k
+        for k, op in enumerate(body.operations)
+        if _may_leave(body, op) and registry.signature_in(body, op).contracts
+    }
+
+
+def _not_made_of(body: BlockGraph, values: Sequence[int]) -> set[int]:
+    """The operations that can be made of all rounds, as what they need can, without some values."""
+    made = {*body.inputs, *body.constants} - set(values)
+    found: set[int] = set()
+    for k, op in enumerate(body.operations):
+        if _may_leave(body, op) and made.issuperset(op.inputs):
+            found.add(k)
+            made.update(op.outputs)
+    return found
+
+
+def _made_of(body: BlockGraph, values: Sequence[int]) -> set[int]:
+    """The operations of which some values are made."""
+    wanted, found = set(values), set[int]()
+    for k in reversed(range(len(body.operations))):
+        if not wanted.isdisjoint(body.operations[k].outputs):
+            found.add(k)
+            wanted.update(body.operations[k].inputs)
+    return found
+
+
+def _sums(body: BlockGraph, carried: Sequence[int]) -> dict[int, int]:
+    """What is carried only to be added to -> what is added, in numbers that lose nothing by it."""
+    readers, makers = body.readers(), body.producers()
+    leaving = list(body.outputs)
+    found: dict[int, int] = {}
+    for j, v in enumerate(carried):
+        result, type_ = body.outputs[j], body.values[v]
+        if kind(type_.dtype) not in ("int", "float") or np.dtype(type_.dtype).itemsize < 4:
+            continue
+        if result not in makers or readers[v] != [makers[result]] or v in leaving:
+            continue
+        op = body.operations[makers[result]]
+        alone = leaving.count(result) == 1 and not readers[result]
+        if registry.meaning(op.kernel) == "sum" and alone and op.inputs.count(v) == 1:
+            (found[j],) = [u for u in op.inputs if u != v]
+    return {j: u for j, u in found.items() if body.values[u].shape == body.values[carried[j]].shape}
+
+
+@dataclass
+class _Program:
+    """The program that is written, and which of its values stand for those of the one given."""
+
+    values: list[TensorType]
+    operations: list[Operation] = field(default_factory=list)
+    constants: dict[int, np.ndarray] = field(default_factory=dict)
+    stands: dict[int, int] = field(default_factory=dict)
+
+    def read(self, values: Sequence[int]) -> tuple[int, ...]:
+        """What is read for some values."""
+        return tuple([self.stands.get(v, v) for v in values])
+
+    def value(self, type_: TensorType) -> int:
+        """A new value."""
+        self.values.append(type_)
+        return len(self.values) - 1
+
+    def apply(
+        self, fn: Callable[..., Any], inputs: Sequence[int], like: Operation
+    ) -> tuple[int, ...]:
+        """The results of a JAX function of values, its operations from where `like` is written."""
+        from tapestry_egg.tracing.emit import struct
+        from tapestry_egg.tracing.trace import trace
+
+        made = trace(fn, *[struct(self.values[v]) for v in inputs]).graph
+        new = dict(zip(made.inputs, inputs, strict=True))
+        for v, array in made.constants.items():
+            new[v] = self.value(made.values[v])
+            self.constants[new[v]] = array
+        for op in made.operations:
+            new.update((v, self.value(made.values[v])) for v in op.outputs)
+            ins, outs = (tuple([new[v] for v in vs]) for vs in (op.inputs, op.outputs))
+            op = replace(op, inputs=ins, outputs=outs, source=like.source, scope=like.scope)
+            self.operations.append(op)
+        return tuple([new[v] for v in made.outputs])
+
+
+class _Apart:
+    """One loop, with what leaves it."""
+
+    def __init__(self, op: Operation, plan: _Plan, made: _Program) -> None:
+        self.op, self.plan, self.made = op, plan, made
+        (self.body,) = op.regions
+        self.consts, self.carries = counts(op)
+        # Values of the body as the program has them: of all rounds, or the same in each.
+        self.all: dict[int, int] = {}
+        self.same: dict[int, int] = {}
+        last = self.consts + self.carries
+        for k, v in enumerate(self.body.inputs):
+            if k < self.consts:
+                self.same[v] = op.inputs[k]
+            elif k >= last:
+                self.all[v] = op.inputs[k]
+
+    def write(self) -> None:
+        """Write the operations before the loop, it, and those after it."""
+        body, plan = self.body, self.plan
+        first = _made_of(body, [v for k in plan.early for v in body.operations[k].outputs])
+        for k in sorted(first):
+            self._at_once(k)
+        given = [v for k in sorted(plan.early) for v in body.operations[k].outputs]
+        late = sorted(plan.late)
+        # What is late is made anew of what needs no round to wait; the loop keeps the rest.
+        read = {v for k in late for v in body.operations[k].inputs} | set(plan.sums.values())
+        read -= {v for k in late for v in body.operations[k].outputs}
+        free = _not_made_of(body, body.inputs[self.consts : self.consts + self.carries])
+        again = _made_of(body, [v for v in read if self._is_free(v, free)]) - first
+        for k in sorted(again):
+            self._at_once(k)
+        kept = sorted(v for v in read if v not in self.all and v not in self.same)
+        kept = [v for v in kept if v not in body.constants]
+        self._loop(given, kept)
+        for k in late:
+            self._at_once(k)
+        self._leave()
+
+    def _is_free(self, v: int, free: set[int]) -> bool:
+        return any(v in self.body.operations[k].outputs for k in free)
+
+    def _at_once(self, k: int) -> None:
+        """An operation of all rounds; of one where it is the same in each."""
+        from tapestry_egg.tracing.emit import emit
+
+        op, body = self.body.operations[k], self.body
+        inputs = tuple(dict.fromkeys(v for v in op.inputs if v not in body.constants))
+        one = replace(
+            body,
+            operations=(op,),
+            inputs=inputs,
+            outputs=op.outputs,
+            constants={v: body.constants[v] for v in op.inputs if v in body.constants},
+            input_names=(),
+            output_names=(),
+            donated=(),
+        )
+        batched = [v in self.all for v in inputs]
+        given = [self.all[v] if v in self.all else self.same[v] for v in inputs]
+        run = emit(one)
+        if any(batched):
+            import jax
+
+            run = jax.vmap(run, in_axes=tuple([0 if b else None for b in batched]))
+        made = self.made.apply(run, given, op)
+        (self.all if any(batched) else self.same).update(zip(op.outputs, made, strict=True))
+
+    def _loop(self, given: Sequence[int], kept: Sequence[int]) -> None:
+        """The loop, which is `given` values and keeps others."""
+        op, body, made, plan = self.op, self.body, self.made, self.plan
+        last, apart = self.consts + self.carries, plan.early | plan.late
+        gone = {v for k in apart for v in body.operations[k].outputs}
+        gone |= {body.outputs[j] for j in plan.sums}
+        same, every = ([v for v in given if v in own] for own in (self.same, self.all))
+        carried = [j for j in range(self.carries) if j not in plan.sums]
+        stacked = {
+            op.outputs[j]: v
+            for j, v in enumerate(body.outputs)
+            if j >= self.carries and v not in gone
+        }
+        self.all.update((v, result) for result, v in stacked.items())
+        for v in kept:
+            if v not in self.all:
+                type_ = body.values[v]
+                self.all[v] = made.value(replace(type_, shape=(op.rounds, *type_.shape)))
+                stacked[self.all[v]] = v
+        inner = replace(
+            body,
+            operations=tuple(
+                [
+                    o
+                    for k, o in enumerate(body.operations)
+                    if k not in apart and gone.isdisjoint(o.outputs)
+                ]
+            ),
+            inputs=(
+                *body.inputs[: self.consts],
+                *same,
+                *[body.inputs[self.consts + j] for j in carried],
+                *body.inputs[last:],
+                *every,
+            ),
+            outputs=(*[body.outputs[j] for j in carried], *stacked.values()),
+            input_names=(),
+            output_names=(),
+            donated=(),
+        )
+        loop = replace(
+            op,
+            inputs=(
+                *op.inputs[: self.consts],
+                *[self.same[v] for v in same],
+                *[op.inputs[self.consts + j] for j in carried],
+                *op.inputs[last:],
+                *[self.all[v] for v in every],
+            ),
+            outputs=(*[op.outputs[j] for j in carried], *stacked),
+            params={
+                **op.params,
+                "num_consts": self.consts + len(same),
+                "num_carry": len(carried),
+            },
+            regions=(without_unread(inner),),
+        )
+        made.operations.append(loop)
+
+    def _leave(self) -> None:
+        """What the loop no longer gives."""
+        op, body, made, sums = self.op, self.body, self.made, self.plan.sums
+        for j, (result, v) in enumerate(zip(op.outputs, body.outputs, strict=True)):
+            if j in sums:
+                first, added = op.inputs[self.consts + j], self.all[sums[j]]
+                (made.stands[result],) = made.apply(_total, (first, added), op)
+            elif j >= self.carries and self.all.get(v, result) != result:
+                made.stands[result] = self.all[v]
+
+
+def _total(first: Any, added: Any) -> Any:
+    """What something is to which one after another is added."""
+    return first + added.sum(0, dtype=added.dtype)
