@@ -29,18 +29,15 @@ Plant = Callable[[str], None]
 
 
 @pytest.fixture
-def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+def plant(tmp_path: Path) -> Plant:
     """Puts a template file before the package's own for the length of a test."""
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_INSTANCES", {})
-    monkeypatch.setattr(registry, "_SIGNATURES", {})
 
     def put(text: str) -> None:
         path = tmp_path / "planted.yaml"
         path.write_text(text, "utf-8")
         registry.add_templates(path)
 
-    yield put
+    return put
 
 
 def wrong(kernel: str, put: Callable[[], None], seeds: int = 20) -> bool:
