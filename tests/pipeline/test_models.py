@@ -45,8 +45,6 @@ EXAMPLES: dict[str, Example] = {
 EXAMPLES["recurrent-gru"] = lambda: recurrent.example("gru")
 
 
-#: What takes longest; another program of each kind (attention, AdamW, scans) runs in its place.
-HEAVY = ("lora", "resnet", "state_space", "vit", "nnx_gpt2")
 TRACED = [
     "decode",
     "ragged_moe",
@@ -129,7 +127,10 @@ def test_traced_forward_gives_what_jax_gives() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.long if n in HEAVY else ()) for n in TRACED],
+    [
+        pytest.param(n, marks=pytest.mark.long if n in ("lora", "resnet", "state_space") else ())
+        for n in TRACED
+    ],
 )
 def test_traced_step_gives_what_jax_gives(name: str) -> None:
     jitted, step, args = started(name)
