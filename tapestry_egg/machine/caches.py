@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .target_table import Table
-
 
 @dataclass(frozen=True, slots=True)
 class Caches:
@@ -41,11 +39,3 @@ class Caches:
             sectors = nbytes * times * max(1.0, self.sector / unit)
             moved = max(moved, sectors * memory_rate / self.bytes_per_second)
         return max(0.0, moved - nbytes) if counted else moved
-
-
-def read_caches(table: Table) -> Caches:
-    """The figures of a target's file."""
-    names = ("bytes", "bytes_per_second", "sector", "core", "line")
-    found = Caches(*[table.number(k) for k in names])
-    table.finish()
-    return found

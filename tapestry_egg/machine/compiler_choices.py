@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from tapestry_egg.errors import TargetError
 
-from .target_table import Table
-
 # What XLA's compiler for GPUs knows of a device when it decides what kernels compute again.
 #
 # Its estimate of a kernel (xla/service/gpu/model/gpu_performance_model_base.cc) has the units of
@@ -44,17 +42,6 @@ class FusionCosts:
     def launch_bytes(self) -> float:
         """The bytes that memory moves in the time of a launch."""
         return LAUNCH_SECONDS * self.bytes_per_second
-
-
-def read_fusion_costs(table: Table) -> FusionCosts:
-    """The figures of a target's file."""
-    cores, units, cycles = [int(table.number(k, whole=True)) for k in ("cores", "units", "cycles")]
-    told = "library_bytes" in table.keys()
-    library = int(table.number("library_bytes", whole=True)) if told else None
-    hertz, rate = table.number("hertz"), table.number("bytes_per_second")
-    found = FusionCosts(cores, units, hertz, cycles, rate, library)
-    table.finish()
-    return found
 
 
 # Collectives that a compiler makes into one.
@@ -95,12 +82,3 @@ class Combiner:
 def type_together(kind: str, dtype: str) -> str | None:
     """What type all members have of a collective of this kind that moves `dtype`; None: any."""
     return None if kind == "all_gather" else dtype
-
-
-def read_combiner(table: Table, where: str) -> Combiner:
-    """The figures of a target's file."""
-    contiguous = table.texts("contiguous") if "contiguous" in table.keys() else ()
-    found = Combiner(int(table.number("bytes", whole=True)), table.texts("kinds"), contiguous)
-    table.finish()
-    found.check(where)
-    return found

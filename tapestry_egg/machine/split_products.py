@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from tapestry_egg.graph.blockgraph import itemsize
 from tapestry_egg.machine.tables.gemm import Gemm
 
-from .target_table import Table
-
 # Its compiler for GPUs cuts the summed dim of a product into s parts and stores s products of the
 # result's size before it adds them up (`SplitkRewriter`, xla/service/gpu/transforms; as of jaxlib
 # 0.10). It takes the first s of 1, 2, 4 ... 2048 of least cost, in units of its own, with constants
@@ -36,14 +34,6 @@ class SplitK:
     byte: float
     sum: float
     launch: float
-
-
-def read_split_k(table: Table) -> SplitK:
-    """The figures of a target's file."""
-    costs = [table.number(k) for k in ("flop", "byte", "sum", "launch")]
-    cores = int(table.number("cores"))
-    table.finish()
-    return SplitK(cores, *costs)
 
 
 def split_scratch(gemm: Gemm[NDArray[np.float64]], costs: SplitK) -> NDArray[np.float64]:

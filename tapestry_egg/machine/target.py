@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
 from itertools import combinations, permutations
 from math import inf, isfinite, prod
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
@@ -19,13 +19,13 @@ from tapestry_egg.machine.tables.files import TableFile
 from tapestry_egg.machine.tables.matmuls import matmul_table
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
-from .caches import Caches, read_caches
-from .compiler_choices import Combiner, FusionCosts, read_combiner, read_fusion_costs
+from .caches import Caches
+from .compiler_choices import Combiner, FusionCosts
 from .power import Clock, Power, Price, read_clock, read_power, read_price
 from .rate_names import computed_as, families
-from .split_products import SplitK, read_split_k
+from .split_products import SplitK
 from .target_table import Table
-from .tiles import Tiles, read_tiles
+from .tiles import Tiles
 from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
@@ -345,52 +345,44 @@ def _load(name: str, shape: tuple[int, ...]) -> Target:
     return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape, None)
 
 
+#: Figures of a target that may be zero.
+_MAY_BE_NOTHING = frozenset(
+    "launch_seconds step_seconds mhz rows overlap_slowdown idle_watts kernel_watts flops_watts "
+    "joules_per_byte joules_per_wire_byte latency_seconds base_seconds ring_seconds "
+    "tree_bytes_per_second message_seconds wrap_multiple".split()
+)
+
+
+def _figures(record: Any, where: str) -> Iterator[tuple[str, str, float]]:
+    """The place, name and value of every number of a record, but of those that check themselves."""
+    for f in fields(record):
+        value, place = getattr(record, f.name), f"{where}.{f.name}"
+        if f.name in ("clock", "price", "shape") or isinstance(value, bool):
+            continue
+        if isinstance(value, int | float):
+            yield place, f.name, value
+        elif is_dataclass(value):
+            yield from _figures(value, place)
+        for k, one in enumerate(value if isinstance(value, tuple) else ()):
+            if is_dataclass(one):
+                yield from _figures(one, f"{place}[{k}]")
+            elif isinstance(one, tuple) and isinstance(one[1], int | float):
+                yield f"{place}.{one[0]}", f.name, one[1]
+
+
 def check_machine(target: Target, where: str) -> None:
     """Check the figures of a target that did not come from a target file.
 
     Raises TargetError, with `where` extended by the field.
     """
-    power = target.power
-    positive: list[tuple[str, float]] = [
-        ("hbm_bytes", target.hbm_bytes),
-        ("hbm_bytes_per_second", target.hbm_bytes_per_second),
-        ("flops_efficiency", target.flops_efficiency),
-        ("matmul_speed", target.matmul_speed),
-        ("link_speed", target.link_speed),
-        *((f"peak.{k}", x) for k, x in target.peak),
-        *((f"vector.{k}", x) for k, x in target.vector),
-        *((f"sustained.{k}", x) for k, x in target.sustained),
-        *((f"attained.{k}", x) for k, x in target.attained),
-        ("power.max_watts", power.max_watts),
-        *(
-            (f"levels[{k}].bytes_per_second", x.bytes_per_second)
-            for k, x in enumerate(target.levels)
-        ),
-    ]
-    others: list[tuple[str, float]] = [
-        ("launch_seconds", target.launch_seconds),
-        ("step_seconds", target.step_seconds),
-        ("power.idle_watts", power.idle_watts),
-        ("power.kernel_watts", power.kernel_watts),
-        ("power.flops_watts", power.flops_watts),
-        ("power.joules_per_byte", power.joules_per_byte),
-        ("power.joules_per_wire_byte", power.joules_per_wire_byte),
-        ("mhz", target.mhz),
-        *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
-        *((f"levels[{k}].base_seconds", x.base_seconds) for k, x in enumerate(target.levels)),
-        *(
-            (f"levels[{k}].{name}", getattr(x, name))
-            for k, x in enumerate(target.levels)
-            for name in ("ring_seconds", "tree_bytes_per_second", "message_seconds")
-        ),
-    ]
-    if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
+    for place, name, value in _figures(target, where):
+        zero = value == 0 and name not in _MAY_BE_NOTHING
+        if not isfinite(value) or value < 0 or zero:
+            raise TargetError(f"{value!r} is out of range", where=place)
+    if target.overlap_slowdown is not None and target.overlap_slowdown > 1:
         raise TargetError(
             f"{target.overlap_slowdown!r} is out of range", where=f"{where}.overlap_slowdown"
         )
-    for name, value in positive + others:
-        if not isfinite(value) or value < 0 or (value == 0 and (name, value) in positive):
-            raise TargetError(f"{value!r} is out of range", where=f"{where}.{name}")
     if "float32" not in dict(target.vector):
         raise TargetError("there is no rate for float32", where=f"{where}.vector")
     if target.clock is not None:
@@ -438,12 +430,10 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     if "operands" in top.keys():
         read_as = top.table("operands")
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
-    split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
-    fusing = read_fusion_costs(top.table("fusing")) if "fusing" in top.keys() else None
-    caches = read_caches(top.table("caches")) if "caches" in top.keys() else None
+    combiner = top.given("combiner", Combiner)
+    if combiner is not None:
+        combiner.check(file)
     step = top.number("step_seconds", zero=True) if "step_seconds" in top.keys() else 0.0
-    combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
-    tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
     flags = ("epilogues", "slices", "reserves")
     epilogues, slices, reserves = [k in top.keys() and top.flag(k) for k in flags]
     rows = int(top.number("rows")) if "rows" in top.keys() else 0
@@ -474,9 +464,9 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         if "matmul_speed" in tables.keys():
             speed = tables.number("matmul_speed")
         tables.finish()
-    for table in (top, hbm, efficiency):
+    for table in (hbm, efficiency):
         table.finish()
-    return Target(
+    found = Target(
         name=name,
         shape=shape,
         hbm_bytes=int(usable),
@@ -500,14 +490,16 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         matmul_speed=speed,
         collectives=_checked("collectives", collectives),
         operands=operands,
-        split_k=split_k,
-        fusing=fusing,
+        split_k=top.given("split_k", SplitK),
+        fusing=top.given("fusing", FusionCosts),
         step_seconds=step,
-        caches=caches,
+        caches=top.given("caches", Caches),
         combiner=combiner,
-        tiles=tiles,
+        tiles=top.given("tiles", Tiles),
         epilogues=epilogues,
         rows=rows,
         slices=slices,
         reserves=reserves,
     )
+    top.finish()
+    return found

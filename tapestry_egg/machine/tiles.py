@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from itertools import permutations
 from math import prod
 
-from .target_table import Table
-
 # Tiles: how TPUs lay arrays out in memory, and what that pads.
 #
 # An array lies in tiles of `rows` x `lanes` words, along two of its dims: those that have to be
@@ -26,13 +24,6 @@ class Tiles:
     lanes: int
     rows: int
     word: int
-
-
-def read_tiles(table: Table) -> Tiles:
-    """The figures of a target's file."""
-    lanes, rows, word = [int(table.number(k, whole=True)) for k in ("lanes", "rows", "word")]
-    table.finish()
-    return Tiles(lanes, rows, word)
 
 
 def stored_bytes(
