@@ -13,7 +13,7 @@ READY := $(VENV)/.ready
 # Tests start many processes; each would compile the package's modules anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup test test-fast test-all lint format demo docs bench bench-plans bench-promises zoo bars gpu-aot picture lock clean
+.PHONY: help setup test test-fast test-all lint loops format demo docs bench bench-plans bench-promises zoo bars gpu-aot picture lock clean
 
 help:
 	@echo "make setup      create $(VENV) with the locked packages and this one, editable"
@@ -54,7 +54,9 @@ $(READY): pyproject.toml requirements-dev.lock
 # `make test-all` compiles as users do.
 test test-fast: export XLA_FLAGS += --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
 
-test: $(READY) lint
+# The linter has one processor; the loops that numba compiles have another meanwhile.
+test: $(READY)
+	@$(MAKE) --no-print-directory -j2 lint loops
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not long"
 
 test-fast: $(READY)
@@ -79,6 +81,9 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+loops: $(READY)
+	@JAX_PLATFORMS=cpu $(BIN)/python -m tests.loops
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

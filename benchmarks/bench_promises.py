@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from tapestry_egg.machine import Target
     from tapestry_egg.pipeline import Front
     from tapestry_egg.plans.plan import Plan
-    from tapestry_egg.runtime.compile import CompiledPlan
+    from tapestry_egg.runtime.compiled import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
 

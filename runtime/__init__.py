@@ -10,32 +10,27 @@ from __future__ import annotations
 if __name__ != "tapestry_egg.runtime":
     raise ImportError("runtime/ is the package tapestry_egg.runtime; import it by that name")
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from tapestry_egg.lazy import LazyPackage
-
 if TYPE_CHECKING:
     from tapestry_egg.plans.planned import planned_collectives as planned_collectives
-    from tapestry_egg.runtime.lower.lower import lower as lower
     from tapestry_egg.runtime.measure.compare import Comparison as Comparison
     from tapestry_egg.runtime.measure.compare import compare as compare
     from tapestry_egg.runtime.measure.hlo import HloStats as HloStats
     from tapestry_egg.runtime.measure.hlo import hlo_stats as hlo_stats
 
-    from .compile import CompiledPlan as CompiledPlan
-    from .compile import compile as compile
+    from .compiled import CompiledPlan as CompiledPlan
+    from .compiled import compile as compile
 
 #: Public name -> the module of this package that holds it.
 _HOMES = {
     "Comparison": "measure.compare",
-    "CompiledPlan": "compile",
+    "CompiledPlan": "compiled",
     "HloStats": "measure.hlo",
     "compare": "measure.compare",
-    "compile": "compile",
+    "compile": "compiled",
     "hlo_stats": "measure.hlo",
-    "lower": "lower.lower",
     "planned_collectives": "measure.compare",
 }
 
@@ -47,6 +42,3 @@ def __getattr__(name: str) -> object:
     value = getattr(import_module(f"{__name__}.{home}"), name)
     globals()[name] = value
     return value
-
-
-sys.modules[__name__].__class__ = LazyPackage

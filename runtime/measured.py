@@ -10,7 +10,7 @@ from typing import Any
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.certify.cost_parts import cost_parts
 from tapestry_egg.plans.compiler_options import GPUS
-from tapestry_egg.runtime.compile import CompiledPlan
+from tapestry_egg.runtime.compiled import CompiledPlan
 from tapestry_egg.runtime.measure.measurement import Measurement, profiled, rows_of
 from tapestry_egg.scratch import scratch
 

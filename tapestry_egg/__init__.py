@@ -15,11 +15,8 @@ e-graph, and touches no device.
 
 from __future__ import annotations
 
-import sys
 from importlib import import_module
 from typing import TYPE_CHECKING
-
-from .lazy import LazyPackage
 
 if TYPE_CHECKING:
     from tapestry_egg.files.files import load as load
@@ -40,7 +37,7 @@ if TYPE_CHECKING:
     from tapestry_egg.plans.plan import Costs as Costs
     from tapestry_egg.plans.plan import Plan as Plan
     from tapestry_egg.plans.plan import PlannedCollective as PlannedCollective
-    from tapestry_egg.runtime.compile import compile as compile
+    from tapestry_egg.runtime.compiled import compile as compile
     from tapestry_egg.runtime.measured import measure as measure
     from tapestry_egg.symbolic.kernels import kernel as kernel
     from tapestry_egg.symbolic.tensors import program as program
@@ -69,7 +66,7 @@ _HOMES = {
     "TapestryError": "errors",
     "Target": "machine.target",
     "TensorType": "graph.blockgraph",
-    "compile": "runtime.compile",
+    "compile": "runtime.compiled",
     "from_export": "interop.foreign",
     "from_stablehlo": "interop.foreign",
     "jit": "pipeline.jit.jit",
@@ -104,6 +101,3 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
-
-
-sys.modules[__name__].__class__ = LazyPackage

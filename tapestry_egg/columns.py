@@ -215,7 +215,7 @@ def short_places(places: Iterable[str]) -> Mapping[str, str]:
     return {p: f"{short[file]}:{line}" if file else p for p, (file, _, line) in split.items()}
 
 
-def wrapped(text: str, width: int = 0, indent: str = "  ") -> str:
+def wrapped(text: str, width: int = 0) -> str:
     """Text whose lines are no longer than a width (0: the reader's): they go on below, indented
     further.
 
@@ -235,7 +235,7 @@ def wrapped(text: str, width: int = 0, indent: str = "  ") -> str:
             line.strip(),
             width,
             initial_indent=own,
-            subsequent_indent=own + indent,
+            subsequent_indent=f"{own}  ",
             break_on_hyphens=False,
         )
     return "\n".join(lines)

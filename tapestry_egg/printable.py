@@ -11,13 +11,13 @@ _STEERING = re.compile(
 )
 
 
-def brief(value: object, most: int = 60) -> str:
-    """What a value is, in at most so many characters."""
+def brief(value: object) -> str:
+    """What a value is, in at most 60 characters."""
     try:
         text = repr(value)
     except ValueError:  # Python writes no number of so many digits
         return "a number of thousands of digits"
-    return text if len(text) <= most else f"{text[: most - 3]}..."
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def printable(text: str) -> str:

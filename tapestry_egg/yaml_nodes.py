@@ -16,14 +16,14 @@ _PAST_ITS_OWN = "exceeded maximum nesting depth"
 _LARGEST = 4 << 20  # bytes of a file that people write
 
 
-def compose_yaml(path: Path, error: type[TapestryError], name: str = "") -> Any:
+def compose_yaml(path: Path, error: type[TapestryError]) -> Any:
     """The root node of a YAML file, None for an empty one.
 
     Nothing is constructed, so tags and aliases have no effect beyond the node that they stand at.
     Raises `error` with `file:line:column` for a file that cannot be read or is not YAML; the file
-    is called `name` there, or as it is called in its folder.
+    is called there as it is called in its folder.
     """
-    return compose_yaml_text(read_yaml_text(path, error, name), error, name or path.name)
+    return compose_yaml_text(read_yaml_text(path, error), error, path.name)
 
 
 def read_yaml_text(path: Path, error: type[TapestryError], name: str = "") -> str:

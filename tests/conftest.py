@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -43,7 +45,8 @@ gc.disable()
 
 def pytest_collection_finish() -> None:
     """Tests begin with a collector that seldom looks through what was imported, and what JAX keeps
-    of every program: that took a twentieth of the time."""
+    of every program: that took a twentieth of the time. No module has added templates yet."""
+    _restore({}, [])
     gc.set_threshold(10_000, 10, 1000)
     gc.enable()
 
@@ -55,6 +58,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a GPU and JAX_PLATFORMS=cuda"))
+
+
+def _own_templates() -> Iterator[None]:
+    """Templates that a test adds are gone after it, those that its module adds after the module."""
+    registry = sys.modules.get("tapestry_egg.metakernels.registry")
+    known = (registry.templates(), [*registry._ADDED]) if registry else ({}, [])
+    yield
+    _restore(*known)
+
+
+_of_a_module = pytest.fixture(_own_templates, autouse=True, scope="module")
+_of_a_test = pytest.fixture(_own_templates, autouse=True)
+
+
+def _restore(templates: Mapping[str, Any], added: list[str]) -> None:
+    registry = sys.modules.get("tapestry_egg.metakernels.registry")
+    if registry is None or (registry._TEMPLATES is templates or registry._ADDED == added == []):
+        return
+    registry._TEMPLATES, registry._ADDED[:] = templates, added
+    for cache in (registry._INSTANCES, registry._SIGNATURES, registry._TYPES, registry._BOUND):
+        cache.clear()
 
 
 _CHILD = "TAPESTRY_EGG_TEST_CHILD"

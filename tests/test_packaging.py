@@ -6,6 +6,7 @@ import ast
 import fnmatch
 import importlib.metadata
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -116,13 +117,14 @@ def test_every_public_name_resolves() -> None:
         assert callable(getattr(tapestry_egg, name)), name
 
 
-def test_a_function_keeps_its_name_where_the_module_of_that_name_is_imported() -> None:
-    check = (
-        "import tapestry_egg as te; from tapestry_egg.tracing.trace import trace; "
-        "assert te.trace is trace; from tapestry_egg import trace as again; assert again is trace"
-    )
-    result = python("-c", check)
-    assert result.returncode == 0, result.stderr
+def test_no_public_name_is_a_module_of_its_package_too() -> None:
+    """Importing the module would put it in the place of the function."""
+    import tapestry_egg
+    from tapestry_egg import runtime
+
+    for package in (tapestry_egg, runtime):
+        modules = {m.name for m in pkgutil.iter_modules(package.__path__)}
+        assert len(modules) > 3 and not modules & set(package._HOMES)
 
 
 def test_an_unknown_name_says_which_there_are() -> None:

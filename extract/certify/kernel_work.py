@@ -17,8 +17,10 @@ from tapestry_egg.machine.costs import (
     copying_seconds,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
+from tapestry_egg.machine.split_products import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.machine.target import SplitK, Target, Tiles, split_scratch, stored_bytes
+from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.metakernels.signatures.signature import (
     evaluate,
 )

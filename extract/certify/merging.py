@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.layout import Layout
+from tapestry_egg.machine.compiler_choices import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as
-from tapestry_egg.machine.target import Target, type_together
+from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Change
 
 from .kernel_work import block_bytes

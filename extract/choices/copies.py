@@ -21,7 +21,8 @@ from tapestry_egg.machine.costs import (
     turning_seconds,
 )
 from tapestry_egg.machine.energy import collective_joules, turning_joules
-from tapestry_egg.machine.target import Target, Tiles, stored_bytes
+from tapestry_egg.machine.target import Target
+from tapestry_egg.machine.tiles import Tiles, stored_bytes
 from tapestry_egg.plans.collectives import turns
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.shard.strategies import ChangeRow

@@ -15,8 +15,8 @@ from functools import cached_property
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId, InstanceId, LayoutId
+from tapestry_egg.machine.compiler_choices import FusionCosts
 from tapestry_egg.machine.costs import LOCAL, carried_as
-from tapestry_egg.machine.target import FusionCosts
 from tapestry_egg.schedule.inlining import read_in_place
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.schedules import Schedule

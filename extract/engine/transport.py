@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tapestry_egg.extract.problem.latencies import Latencies
-from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
-from tapestry_egg.extract.problem.timeline import Timeline
+from tapestry_egg.extract.problem.problem import Pair, Problem, Variable
 
 from .archive import Archive, Candidate, Cut, Prices
 
@@ -62,44 +60,6 @@ def problem_arrays(p: Problem) -> dict[str, np.ndarray]:
         "sizes": np.array([len(x) for x in labels], dtype=np.int64),
         "labels": np.concatenate(labels, dtype=np.int64) if labels else np.zeros(0, np.int64),
     }
-
-
-def problem_from(data: dict[str, np.ndarray]) -> Problem:
-    """The problem of `problem_arrays`."""
-    variables, times, units = (int(n) for n in data["counts"])
-    shapes = [(n,) if m < 0 else (n, m) for n, m in data["shapes"].tolist()]
-    ends = np.cumsum([int(np.prod(s)) for s in shapes])
-    tables = [
-        x.reshape(s) for x, s in zip(np.split(data["tables"], ends[:-1]), shapes, strict=True)
-    ]
-    labels = np.split(data["labels"], np.cumsum(data["sizes"])[:-1])
-    last, last_span = np.cumsum(data["parts"][:, 6]), np.cumsum(data["parts"][:, 7])
-    made: list[Variable | Pair] = []
-    for k, (a, b, label_a, label_b, *costs, count, own) in enumerate(data["parts"].tolist()):
-        uses = tuple(
-            Use(start, end, tables[amount])
-            for start, end, amount in data["uses"][last[k] - count : last[k]].tolist()
-        )
-        spans = tuple(
-            Span(event, tables[amount])
-            for event, amount in data["spans"][last_span[k] - own : last_span[k]].tolist()
-        )
-        seconds, joules = (tables[n] for n in costs)
-        if a < 0:
-            made.append(Variable(str(data["names"][k]), seconds, joules, uses, spans))
-        else:
-            line = labels[label_a], labels[label_b]
-            made.append(Pair(a, b, *line, seconds, joules, uses, spans))
-    found = [x for x in made if isinstance(x, Variable)]
-    assert len(found) == variables
-    pairs = tuple(x for x in made if isinstance(x, Pair))
-    timeline = None
-    if units >= 0:
-        timeline = Timeline(units, data["issue"], data["arrive"], float(data["slowdown"]))
-    latencies = None
-    if (known := int(data["units"])) >= 0:
-        latencies = Latencies(data["maker"], data["reader"], known)
-    return Problem(tuple(found), pairs, times, timeline, latencies)
 
 
 def archive_arrays(archive: Archive) -> dict[str, np.ndarray]:

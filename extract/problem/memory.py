@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.target import stored_bytes
+from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.schedule.lifetimes import constrained_source, left_as_results, lifetimes
 from tapestry_egg.schedule.lying import LEAST_PLACE, made_straight, read_straight, window_dims
 from tapestry_egg.schedule.schedules import Schedule

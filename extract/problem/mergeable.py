@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 from tapestry_egg.extract.choices.copies import CopyTable
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.compiler_choices import type_together
 from tapestry_egg.machine.costs import MOVING, carried_as, collective_seconds
-from tapestry_egg.machine.target import Target, type_together
+from tapestry_egg.machine.target import Target
 
 from .columns import Columns
 from .problem import Floats, Ints

@@ -18,7 +18,7 @@ from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.instantiate import places
+from tapestry_egg.metakernels.binding import places
 from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.patterns import Axis, bind
 from tapestry_egg.metakernels.language.scopes import Names

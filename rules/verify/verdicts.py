@@ -36,6 +36,7 @@ from tapestry_egg.rewrite.terms.requests import OPERATORS, Form, rule_sides
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, schema
 from tapestry_egg.rules.language.receipts import content, receipts
 
+from .admitted import jax_takes
 from .compare import (
     differs_by_rounding,
     differs_exactly,
@@ -47,9 +48,10 @@ from .compare import (
     widest,
 )
 from .evaluate import PRIME, Array, NoReference, NoValue, Numbers, Program, Ready, has_field
-from .instances import Drawn, Instance, Unlike, instances, jax_takes
+from .instances import Drawn, Instance, instances
 from .laws import Node, Side, sides
 from .proofs import Prover
+from .unlike import Unlike
 from .values import EXTREME, FINITE, MASKS, MODERATE, ROUNDED, Landmarks, landmarks, mixtures
 
 #: Programs that each rule is tried on, how many that match are looked at to find as many that are

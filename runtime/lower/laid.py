@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.machine.target import Tiles, stored_bytes, tight_order
+from tapestry_egg.machine.tiles import Tiles, stored_bytes, tight_order
 from tapestry_egg.plans.lying import laid_in_order
 
 from .regions import Turned

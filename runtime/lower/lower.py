@@ -13,7 +13,9 @@ from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.graph.loops import counts
-from tapestry_egg.machine.target import FusionCosts, SplitK, Tiles
+from tapestry_egg.machine.compiler_choices import FusionCosts
+from tapestry_egg.machine.split_products import SplitK
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.compiler_options import GPUS

@@ -23,8 +23,9 @@ import numpy as np
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.compiler_choices import FusionCosts
+from tapestry_egg.machine.split_products import SplitK, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.machine.target import FusionCosts, SplitK, split_scratch
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import Fusion, OperationSignature
 from tapestry_egg.plans.fetch import Fetch, produced_layouts
@@ -216,9 +217,9 @@ def made_for_all(
 
     XLA for GPUs stores for products what they read, and lets kernels that go element by element
     compute it again where these need something of such a product first; so what it is made of is
-    held for them. It so adds up the parts of a product (`machine/target.py`) in every such kernel,
-    and holds them until the last: a plan has them for as long as their sum is made. What the very
-    next kernel alone reads is gone with it; what devices combine is added up for that.
+    held for them. It so adds up the parts of a product (`machine/split_products.py`) in every such
+    kernel, and holds them until the last: a plan has them for as long as their sum is made. What
+    the very next kernel alone reads is gone with it; what devices combine is added up for that.
     """
     program, layouts = plan.program, produced_layouts(body)
     place = {v: k for k, v in enumerate(program.bodies[0].values)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tapestry_egg.machine.target import FusionCosts
+from tapestry_egg.machine.compiler_choices import FusionCosts
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.schedules import Schedule
 

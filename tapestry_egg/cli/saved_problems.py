@@ -32,8 +32,6 @@ def problems_of(
     target: str,
     *,
     rules: Sequence[str | Path | RuleBook] = (),
-    numerics: str = "reorders",
-    settings: Settings | None = None,
     on_progress: Progress | None = None,
 ) -> Iterator[tuple[str, Problem]]:
     """The problems that `optimize` would search for a program on a target, with a name for each.
@@ -46,8 +44,7 @@ def problems_of(
         target,
         OBJECTIVES,
         books=(*DEFAULT_BOOKS, *rules),
-        numerics=numerics,
-        settings=settings or Settings(),
+        settings=Settings(),
         tell=on_progress,
     )
     searching = (searches.search_first, searches.search_networks)

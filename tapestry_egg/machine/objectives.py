@@ -147,9 +147,9 @@ def share_of_least(limit: object) -> float | None:
     return float(match[1]) / 100.0 if match else None
 
 
-def amounts(limits: Mapping[str, float | str] | None, where: str = "") -> dict[str, float]:
+def amounts(limits: Mapping[str, float | str] | None) -> dict[str, float]:
     """Limits by the names of objectives, in base units.
 
     Raises ExtractError for an unknown objective and for what is no amount of it.
     """
-    return {k: named(k, where or "limits").parse(v, where) for k, v in (limits or {}).items()}
+    return {k: named(k, "limits").parse(v) for k, v in (limits or {}).items()}

@@ -1,31 +1,31 @@
-"""Targets: a chip's datasheet, how many there are of it, and what its compiler makes of arrays and
-kernels (tiles, split products, power, fusion, merged sends); data files name the figures."""
+"""Targets: a chip's datasheet and how many there are of it, read from data files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Container, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, fields, is_dataclass, replace
 from difflib import get_close_matches
 from importlib import resources
 from itertools import combinations, permutations
 from math import inf, isfinite, prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Literal
 
 from tapestry_egg.errors import TargetError
-from tapestry_egg.graph.blockgraph import itemsize
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tables.collectives import collective_table
 from tapestry_egg.machine.tables.files import TableFile
-from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.tables.matmuls import matmul_table
 from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
+from .caches import Caches
+from .compiler_choices import Combiner, FusionCosts
+from .power import Clock, Power, Price, read_clock, read_power, read_price
+from .rate_names import computed_as, families
+from .split_products import SplitK
 from .target_table import Table
+from .tiles import Tiles
 from .topology import Level as Level
 from .topology import Link as Link
 from .topology import Span as Span
@@ -39,453 +39,6 @@ from .topology import (
     published_link_rate,
     read_level,
 )
-
-if TYPE_CHECKING:
-    Machine = TypeVar("Machine", bound="Target")
-
-
-# Tiles: how TPUs lay arrays out in memory, and what that pads.
-#
-# An array lies in tiles of `rows` x `lanes` words, along two of its dims: those that have to be
-# padded least; of what windows move over, or rows are added to, and what is computed from that
-# element by element, lanes lie along a dim that these do not move along (`schedule/lying.py`). What
-# is narrower than a word is packed along the rows, and arrays of few rows lie in tiles of fewer,
-# down to what fills a word. Vectors lie in tiles of one row to a whole tile's elements. Read off
-# the layouts of modules that libtpu 0.0.42 and 0.0.52 compiled.
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """Tiles of `rows` x `lanes` words of `word` bytes."""
-
-    lanes: int
-    rows: int
-    word: int
-
-
-def read_tiles(table: Table) -> Tiles:
-    """The figures of a target's file."""
-    lanes, rows, word = [int(table.number(k, whole=True)) for k in ("lanes", "rows", "word")]
-    table.finish()
-    return Tiles(lanes, rows, word)
-
-
-def stored_bytes(
-    shape: Sequence[int], itemsize: int, tiles: Tiles | None, windows: Collection[int] = ()
-) -> int:
-    """Bytes of an array in memory: of its elements, or of the fewest tiles that hold it, whose
-    lanes lie along none of the dims that `windows` move along."""
-    whole = prod(shape) * itemsize
-    if tiles is None or not whole:
-        return whole
-    packed = max(tiles.word // itemsize, 1)  # elements of a word
-    if len(shape) < 2:
-        elements = prod(shape)
-        tile = min(max(_power(elements), tiles.lanes * packed), tiles.lanes * tiles.rows)
-        return _up(elements, tile) * itemsize
-    best, pairs = 0, list(permutations(range(len(shape)), 2))
-    pairs = [(lanes, rows) for lanes, rows in pairs if lanes not in windows] or pairs
-    for lanes, rows in pairs:
-        high = min(max(_power(shape[rows]), packed), tiles.rows)
-        padded = whole // (shape[lanes] * shape[rows])
-        padded *= _up(shape[lanes], tiles.lanes) * _up(shape[rows], high)
-        best = min(best, padded) if best else padded
-    return best
-
-
-def tight_order(shape: Sequence[int], itemsize: int, tiles: Tiles) -> tuple[int, ...] | None:
-    """The dims of a stack, that of its steps first, from the outermost to that along lanes, in an
-    order in which it is padded least; None where none is padded less than as they are written."""
-    written = tuple(range(len(shape)))
-    if len(shape) < 3:
-        return None
-
-    def padded(order: tuple[int, ...]) -> int:
-        *outer, rows, lanes = (shape[d] for d in order)
-        return prod(outer) * stored_bytes((rows, lanes), itemsize, tiles, windows=(0,))
-
-    best = min(((0, *inner) for inner in permutations(written[1:])), key=padded)
-    return best if padded(best) < padded(written) else None
-
-
-def _up(n: int, tile: int) -> int:
-    return -(-n // tile) * tile
-
-
-def _power(n: int) -> int:
-    """The least power of two that is no less."""
-    return 1 << max(n - 1, 0).bit_length()
-
-
-# Scratch that XLA takes for products of matrices: sums over many terms, made in parts.
-#
-# Its compiler for GPUs cuts the summed dim of a product into s parts and stores s products of the
-# result's size before it adds them up (`SplitkRewriter`, xla/service/gpu/transforms; as of jaxlib
-# 0.10). It takes the first s of 1, 2, 4 ... 2048 of least cost, in units of its own, with constants
-# per generation of GPUs: for products of m×k by k×n in tiles of at most 128 × 128 on c cores
-#
-#     larger of   2 · flop · tile · ceil(k / s) · waves, waves = tiles · tile / (128² · c) or 1
-#                 byte · (bytes of both operands and of what is stored)
-#     and if s > 1:  sum · (bytes of all parts and of the result) + launch
-
-
-# As the formula above has them: a tile, and the most parts.
-_TILE = 128
-_LARGEST = 2048
-
-
-@dataclass(frozen=True, slots=True)
-class SplitK:
-    """What the compiler takes parts to cost on one generation of GPUs with `cores` of them."""
-
-    cores: int
-    flop: float
-    byte: float
-    sum: float
-    launch: float
-
-
-def read_split_k(table: Table) -> SplitK:
-    """The figures of a target's file."""
-    costs = [table.number(k) for k in ("flop", "byte", "sum", "launch")]
-    cores = int(table.number("cores"))
-    table.finish()
-    return SplitK(cores, *costs)
-
-
-def split_scratch(gemm: Gemm[NDArray[np.float64]], costs: SplitK) -> NDArray[np.float64]:
-    """Bytes of the partial products of a contraction, per entry; 0 where it is not split.
-
-    Integers are not split.
-    """
-    sizes = np.broadcast_arrays(gemm.batch, gemm.m, gemm.n, gemm.k)
-    batch, m, n, k = [np.asarray(x, dtype=np.float64) for x in sizes]
-    if "int" in gemm.lhs or gemm.lhs == "bool":
-        return np.zeros(batch.shape)
-    result, part = itemsize(gemm.out), max(itemsize(gemm.out), 4)
-    tile = np.minimum(m, _TILE) * np.minimum(n, _TILE)
-    tiles = np.ceil(m / _TILE) * np.ceil(n / _TILE) * batch
-    operands = batch * k * (m * itemsize(gemm.lhs) + n * itemsize(gemm.rhs))
-    best, parts = np.full(batch.shape, np.inf), np.ones(batch.shape)
-    s = 1
-    while s <= _LARGEST:
-        waves = np.maximum(tiles * s * tile / (_TILE**2 * costs.cores), 1.0)
-        compute = 2 * costs.flop * tile * np.ceil(k / s) * waves
-        stored = batch * s * m * n * (part if s > 1 else result)
-        cost = np.maximum(compute, costs.byte * (operands + stored))
-        if s > 1:
-            cost = cost + costs.sum * (stored + batch * m * n * result) + costs.launch
-        parts = np.where(cost < best, s, parts)
-        best = np.minimum(cost, best)
-        s *= 2
-    return np.where(parts > 1, parts * batch * m * n * part, 0.0)
-
-
-def multiplied(gemm: Gemm[NDArray[np.float64]]) -> NDArray[np.float64]:
-    """Bytes of the products of all elements of a matrix and a vector, per entry: what the compiler
-    stores before it adds them up, where it sums along columns."""
-    every = gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
-    return np.asarray(every, dtype=np.float64)
-
-
-# Power, clock and price of one device, as target files give them.
-
-
-@dataclass(frozen=True, slots=True)
-class Power:
-    """What one device draws, by unit.
-
-    It always draws `idle_watts`: waiting, its clocks running. While a kernel runs it draws
-    `kernel_watts` more, whatever the kernel does, and `flops_watts` more where arithmetic runs at
-    its published rate; bytes read from or written to memory, and bytes sent, cost joules each.
-    All units at once may draw more than `max_watts`: then a device slows down, which is not
-    modelled. `measured` says whether the figures were measured on such a device.
-    """
-
-    idle_watts: float
-    max_watts: float
-    kernel_watts: float
-    flops_watts: float
-    joules_per_byte: float
-    joules_per_wire_byte: float
-    measured: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """How arithmetic and its power follow the clock of the compute units.
-
-    A file's rates and watts hold at `mhz`; `least_mhz` to `most_mhz` can be set. Voltage, as a
-    share of that at `mhz`, is `floor` up to `ridge_mhz` and rises linearly from there (Schoonhoven
-    et al., "Going green: optimizing GPUs for energy efficiency through model-steered auto-tuning",
-    2022). Of the idle power, `idle_watts` follow the clock.
-    """
-
-    mhz: float
-    least_mhz: float
-    most_mhz: float
-    ridge_mhz: float
-    floor: float
-    idle_watts: float
-
-    def voltage(self, mhz: float) -> float:
-        """The voltage at a clock, as a share of that at the file's own."""
-        steps = max(0.0, mhz - self.ridge_mhz) / (self.mhz - self.ridge_mhz)
-        return self.floor + (1.0 - self.floor) * steps
-
-    def switching(self, mhz: float) -> float:
-        """What switching draws at a clock, as a share of that at the file's own: f·V²."""
-        return mhz / self.mhz * self.voltage(mhz) ** 2
-
-    def check(self, where: str) -> None:
-        """Raise TargetError where the figures contradict each other."""
-        numbers = (self.mhz, self.least_mhz, self.most_mhz, self.ridge_mhz, self.idle_watts)
-        if not all(isfinite(x) and x >= 0 for x in numbers) or not 0 < self.floor <= 1:
-            raise TargetError("a figure is out of range", where=where)
-        if not 0 < self.least_mhz <= self.mhz <= self.most_mhz or self.ridge_mhz >= self.mhz:
-            raise TargetError("least, ridge, mhz and most are not in this order", where=where)
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What a device costs, whoever says so."""
-
-    dollars_per_device_hour: float
-    source: str = ""
-    as_of: str = ""
-
-    def check(self, where: str) -> None:
-        """Raise TargetError for what is no price."""
-        price = self.dollars_per_device_hour
-        if isinstance(price, bool) or not isinstance(price, int | float):
-            raise TargetError(f"{price!r:.40} is no price", where=where)
-        if not isfinite(price) or price <= 0:
-            raise TargetError(
-                f"{price!r} dollars for an hour of a device is no price",
-                where=where,
-                hint="Give a positive number.",
-            )
-
-
-def at_clock(target: Machine, mhz: float) -> Machine:
-    """`Target.at_clock`."""
-    clock, power = target.clock, target.power
-    if clock is None:
-        raise TargetError(
-            f"nothing is known of other clocks of {target.name}",
-            hint="A target file says it under the key clock.",
-        )
-    if not clock.least_mhz <= mhz <= clock.most_mhz:
-        raise TargetError(
-            f"the clock of {target.name} cannot be set to {mhz:g} MHz",
-            hint=f"It goes from {clock.least_mhz:g} to {clock.most_mhz:g} MHz.",
-        )
-    now = target.mhz or clock.mhz
-    faster = mhz / now
-    more = clock.switching(mhz) / clock.switching(now)
-    idle = clock.idle_watts * (clock.switching(mhz) - clock.switching(now))
-    return replace(
-        target,
-        mhz=0.0 if mhz == clock.mhz else mhz,
-        peak=tuple((k, x * faster) for k, x in target.peak),
-        vector=tuple((k, x * faster) for k, x in target.vector),
-        attained=tuple((k, x * faster) for k, x in target.attained),
-        step_seconds=target.step_seconds / faster,
-        matmul_speed=target.matmul_speed * faster,
-        power=replace(
-            power,
-            idle_watts=power.idle_watts + idle,
-            kernel_watts=power.kernel_watts * more,
-            flops_watts=power.flops_watts * more,
-        ),
-    )
-
-
-def read_power(table: Table, hbm_rate: float, link_rate: float) -> Power:
-    """The key `power` of a target file, given the published rates of memory and of all links."""
-    busy = table.table("busy")
-    idle, most = table.number("idle", zero=True), table.number("max")
-    if idle > most:
-        raise table.error(f"power idle {idle:g} W is above max {most:g} W")
-    found = Power(
-        idle_watts=idle,
-        max_watts=most,
-        kernel_watts=busy.number("kernel", zero=True),
-        flops_watts=busy.number("flops", zero=True),
-        joules_per_byte=busy.number("hbm", zero=True) / hbm_rate,
-        joules_per_wire_byte=busy.number("link", zero=True) / link_rate,
-        measured=table.flag("measured"),
-    )
-    table.finish()
-    busy.finish()
-    return found
-
-
-def read_clock(table: Table) -> Clock:
-    """The key `clock` of a target file."""
-    found = Clock(
-        mhz=table.number("mhz"),
-        least_mhz=table.number("least"),
-        most_mhz=table.number("most"),
-        ridge_mhz=table.number("ridge", zero=True),
-        floor=table.number("floor", most=1),
-        idle_watts=table.number("idle", zero=True),
-    )
-    table.finish()
-    if not found.least_mhz <= found.mhz <= found.most_mhz or found.ridge_mhz >= found.mhz:
-        raise table.error("least, ridge, mhz and most are not in this order")
-    return found
-
-
-def read_price(table: Table) -> Price:
-    """The key `price` of a target file."""
-    found = Price(table.number("dollars_per_hour"), table.text("source"), table.text("as_of"))
-    table.finish()
-    return found
-
-
-# What XLA's compiler for GPUs knows of a device when it decides what kernels compute again.
-#
-# Its estimate of a kernel (xla/service/gpu/model/gpu_performance_model_base.cc) has the units of
-# all cores add and multiply at the device's highest clock, and memory move bytes at its full rate.
-# An operation counts as many cycles as XLA measured on that generation, or three where its table
-# (hlo_op_profiles_data.h) has none. How `schedule/inlining.py` uses that is told there.
-
-
-#: Seconds that XLA takes a launch to last, on all GPUs (kKernelLaunchOverhead).
-LAUNCH_SECONDS = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class FusionCosts:
-    """A GPU as XLA describes it: `cores` of so many `units` at `hertz`, of which a sum in float32
-    takes `cycles`, beside memory of `bytes_per_second`. On the device XLA tries kernels of products
-    out: those whose results take `library_bytes` or more are taken to be the library's then, which
-    leaves its workspace beside a result (None: all are XLA's own)."""
-
-    cores: int
-    units: int
-    hertz: float
-    cycles: int
-    bytes_per_second: float
-    library_bytes: int | None = None
-
-    @property
-    def bytes_per_flop(self) -> float:
-        """The bytes that memory moves in the time of a flop; each unit does two in a cycle."""
-        return self.cycles * self.bytes_per_second / (2 * self.cores * self.units * self.hertz)
-
-    @property
-    def launch_bytes(self) -> float:
-        """The bytes that memory moves in the time of a launch."""
-        return LAUNCH_SECONDS * self.bytes_per_second
-
-
-def read_fusion_costs(table: Table) -> FusionCosts:
-    """The figures of a target's file."""
-    cores, units, cycles = [int(table.number(k, whole=True)) for k in ("cores", "units", "cycles")]
-    told = "library_bytes" in table.keys()
-    library = int(table.number("library_bytes", whole=True)) if told else None
-    hertz, rate = table.number("hertz"), table.number("bytes_per_second")
-    found = FusionCosts(cores, units, hertz, cycles, rate, library)
-    table.finish()
-    return found
-
-
-# Collectives that a compiler makes into one.
-#
-# XLA puts collectives of one kind, over the same devices, that do not wait for each other, into one
-# launch (`AllReduceCombiner`, `ReduceScatterCombiner`, `AllGatherCombiner`), as long as they have
-# no more bytes together than its options say (`xla_gpu_all_reduce_combine_threshold_bytes` and so
-# on; 30 MiB by default on GPUs). Sums of several types are never one (`GetAllReduceKey`), gathers
-# are. What one sum of several is made of is first copied into one array (`AllReduceContiguous`),
-# and its results out of that.
-
-
-#: The kinds that XLA for GPUs makes into one.
-MERGED_KINDS = ("all_reduce", "reduce_scatter", "all_gather")
-
-
-@dataclass(frozen=True, slots=True)
-class Combiner:
-    """The kinds of collectives that are made into one, up to so many bytes of payload together:
-    what enters them on one device, of all-gathers what leaves them. Of the kinds `contiguous` all
-    that enters is one array."""
-
-    bytes: int
-    kinds: tuple[str, ...]
-    contiguous: tuple[str, ...] = ()
-
-    def check(self, where: str) -> None:
-        """Raises TargetError for a kind that is never made into one, and for no bytes."""
-        for kind in (*self.kinds, *self.contiguous):
-            if kind not in MERGED_KINDS:
-                raise TargetError(
-                    f"{kind!r} is none of {', '.join(MERGED_KINDS)}", where=f"{where}.kinds"
-                )
-        if self.bytes <= 0:
-            raise TargetError(f"{self.bytes!r} is out of range", where=f"{where}.bytes")
-
-
-def type_together(kind: str, dtype: str) -> str | None:
-    """What type all members have of a collective of this kind that moves `dtype`; None: any."""
-    return None if kind == "all_gather" else dtype
-
-
-def read_combiner(table: Table, where: str) -> Combiner:
-    """The figures of a target's file."""
-    contiguous = table.texts("contiguous") if "contiguous" in table.keys() else ()
-    found = Combiner(int(table.number("bytes", whole=True)), table.texts("kinds"), contiguous)
-    table.finish()
-    found.check(where)
-    return found
-
-
-# What scattered elements cost: lines of memory, and sectors of the cache that all cores share.
-
-
-@dataclass(frozen=True, slots=True)
-class Caches:
-    """The shared cache of a device: its `bytes`, its rate, and the `sector` that it moves for the
-    least element; `core` bytes lie in the cache of one core, and `line` bytes are the least that
-    memory moves."""
-
-    bytes: float
-    bytes_per_second: float
-    sector: float
-    core: float
-    line: float
-
-    def scattered_bytes(
-        self,
-        nbytes: float,
-        run: float,
-        unit: float,
-        within: float,
-        times: float,
-        counted: bool,
-        memory_rate: float,
-    ) -> float:
-        """The bytes that memory moves in the time that scattered elements of `nbytes` take, beyond
-        those that are counted once already (`Scattered` says what the others are).
-
-        Runs anywhere in more than the cache holds move lines of memory; in less they move sectors
-        of the cache, and those that a core holds only what they are. Sums are made in the shared
-        cache, wherever they are.
-        """
-        moved = nbytes * times * max(1.0, self.line / run) if within > self.bytes else 0.0
-        if times > 1.0 or within > self.core:
-            sectors = nbytes * times * max(1.0, self.sector / unit)
-            moved = max(moved, sectors * memory_rate / self.bytes_per_second)
-        return max(0.0, moved - nbytes) if counted else moved
-
-
-def read_caches(table: Table) -> Caches:
-    """The figures of a target's file."""
-    names = ("bytes", "bytes_per_second", "sector", "core", "line")
-    found = Caches(*[table.number(k) for k in names])
-    table.finish()
-    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -567,7 +120,36 @@ class Target:
         Memory and links keep theirs. Raises TargetError for a clock that cannot be set, and where
         the target's file says nothing of clocks.
         """
-        return at_clock(self, mhz)
+        clock, power = self.clock, self.power
+        if clock is None:
+            raise TargetError(
+                f"nothing is known of other clocks of {self.name}",
+                hint="A target file says it under the key clock.",
+            )
+        if not clock.least_mhz <= mhz <= clock.most_mhz:
+            raise TargetError(
+                f"the clock of {self.name} cannot be set to {mhz:g} MHz",
+                hint=f"It goes from {clock.least_mhz:g} to {clock.most_mhz:g} MHz.",
+            )
+        now = self.mhz or clock.mhz
+        faster = mhz / now
+        more = clock.switching(mhz) / clock.switching(now)
+        idle = clock.idle_watts * (clock.switching(mhz) - clock.switching(now))
+        return replace(
+            self,
+            mhz=0.0 if mhz == clock.mhz else mhz,
+            peak=tuple((k, x * faster) for k, x in self.peak),
+            vector=tuple((k, x * faster) for k, x in self.vector),
+            attained=tuple((k, x * faster) for k, x in self.attained),
+            step_seconds=self.step_seconds / faster,
+            matmul_speed=self.matmul_speed * faster,
+            power=replace(
+                power,
+                idle_watts=power.idle_watts + idle,
+                kernel_watts=power.kernel_watts * more,
+                flops_watts=power.flops_watts * more,
+            ),
+        )
 
     def at_price(self, dollars_per_device_hour: float) -> Target:
         """The same machine at a price of your own. Raises TargetError for what is no price."""
@@ -763,52 +345,44 @@ def _load(name: str, shape: tuple[int, ...]) -> Target:
     return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape, None)
 
 
+#: Figures of a target that may be zero.
+_MAY_BE_NOTHING = frozenset(
+    "launch_seconds step_seconds mhz rows overlap_slowdown idle_watts kernel_watts flops_watts "
+    "joules_per_byte joules_per_wire_byte latency_seconds base_seconds ring_seconds "
+    "tree_bytes_per_second message_seconds wrap_multiple".split()
+)
+
+
+def _figures(record: Any, where: str) -> Iterator[tuple[str, str, float]]:
+    """The place, name and value of every number of a record, but of those that check themselves."""
+    for f in fields(record):
+        value, place = getattr(record, f.name), f"{where}.{f.name}"
+        if f.name in ("clock", "price", "shape") or isinstance(value, bool):
+            continue
+        if isinstance(value, int | float):
+            yield place, f.name, value
+        elif is_dataclass(value):
+            yield from _figures(value, place)
+        for k, one in enumerate(value if isinstance(value, tuple) else ()):
+            if is_dataclass(one):
+                yield from _figures(one, f"{place}[{k}]")
+            elif isinstance(one, tuple) and isinstance(one[1], int | float):
+                yield f"{place}.{one[0]}", f.name, one[1]
+
+
 def check_machine(target: Target, where: str) -> None:
     """Check the figures of a target that did not come from a target file.
 
     Raises TargetError, with `where` extended by the field.
     """
-    power = target.power
-    positive: list[tuple[str, float]] = [
-        ("hbm_bytes", target.hbm_bytes),
-        ("hbm_bytes_per_second", target.hbm_bytes_per_second),
-        ("flops_efficiency", target.flops_efficiency),
-        ("matmul_speed", target.matmul_speed),
-        ("link_speed", target.link_speed),
-        *((f"peak.{k}", x) for k, x in target.peak),
-        *((f"vector.{k}", x) for k, x in target.vector),
-        *((f"sustained.{k}", x) for k, x in target.sustained),
-        *((f"attained.{k}", x) for k, x in target.attained),
-        ("power.max_watts", power.max_watts),
-        *(
-            (f"levels[{k}].bytes_per_second", x.bytes_per_second)
-            for k, x in enumerate(target.levels)
-        ),
-    ]
-    others: list[tuple[str, float]] = [
-        ("launch_seconds", target.launch_seconds),
-        ("step_seconds", target.step_seconds),
-        ("power.idle_watts", power.idle_watts),
-        ("power.kernel_watts", power.kernel_watts),
-        ("power.flops_watts", power.flops_watts),
-        ("power.joules_per_byte", power.joules_per_byte),
-        ("power.joules_per_wire_byte", power.joules_per_wire_byte),
-        ("mhz", target.mhz),
-        *((f"levels[{k}].latency_seconds", x.latency_seconds) for k, x in enumerate(target.levels)),
-        *((f"levels[{k}].base_seconds", x.base_seconds) for k, x in enumerate(target.levels)),
-        *(
-            (f"levels[{k}].{name}", getattr(x, name))
-            for k, x in enumerate(target.levels)
-            for name in ("ring_seconds", "tree_bytes_per_second", "message_seconds")
-        ),
-    ]
-    if target.overlap_slowdown is not None and not 0 <= target.overlap_slowdown <= 1:
+    for place, name, value in _figures(target, where):
+        zero = value == 0 and name not in _MAY_BE_NOTHING
+        if not isfinite(value) or value < 0 or zero:
+            raise TargetError(f"{value!r} is out of range", where=place)
+    if target.overlap_slowdown is not None and target.overlap_slowdown > 1:
         raise TargetError(
             f"{target.overlap_slowdown!r} is out of range", where=f"{where}.overlap_slowdown"
         )
-    for name, value in positive + others:
-        if not isfinite(value) or value < 0 or (value == 0 and (name, value) in positive):
-            raise TargetError(f"{value!r} is out of range", where=f"{where}.{name}")
     if "float32" not in dict(target.vector):
         raise TargetError("there is no rate for float32", where=f"{where}.vector")
     if target.clock is not None:
@@ -856,12 +430,10 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     if "operands" in top.keys():
         read_as = top.table("operands")
         operands = tuple((k, read_as.text(k)) for k in read_as.keys())
-    split_k = read_split_k(top.table("split_k")) if "split_k" in top.keys() else None
-    fusing = read_fusion_costs(top.table("fusing")) if "fusing" in top.keys() else None
-    caches = read_caches(top.table("caches")) if "caches" in top.keys() else None
+    combiner = top.given("combiner", Combiner)
+    if combiner is not None:
+        combiner.check(file)
     step = top.number("step_seconds", zero=True) if "step_seconds" in top.keys() else 0.0
-    combiner = read_combiner(top.table("combiner"), file) if "combiner" in top.keys() else None
-    tiles = read_tiles(top.table("tiles")) if "tiles" in top.keys() else None
     flags = ("epilogues", "slices", "reserves")
     epilogues, slices, reserves = [k in top.keys() and top.flag(k) for k in flags]
     rows = int(top.number("rows")) if "rows" in top.keys() else 0
@@ -892,9 +464,9 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         if "matmul_speed" in tables.keys():
             speed = tables.number("matmul_speed")
         tables.finish()
-    for table in (top, hbm, efficiency):
+    for table in (hbm, efficiency):
         table.finish()
-    return Target(
+    found = Target(
         name=name,
         shape=shape,
         hbm_bytes=int(usable),
@@ -918,49 +490,16 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
         matmul_speed=speed,
         collectives=_checked("collectives", collectives),
         operands=operands,
-        split_k=split_k,
-        fusing=fusing,
+        split_k=top.given("split_k", SplitK),
+        fusing=top.given("fusing", FusionCosts),
         step_seconds=step,
-        caches=caches,
+        caches=top.given("caches", Caches),
         combiner=combiner,
-        tiles=tiles,
+        tiles=top.given("tiles", Tiles),
         epilogues=epilogues,
         rows=rows,
         slices=slices,
         reserves=reserves,
     )
-
-
-# Under which names a device's rates for a dtype may be listed.
-#
-# Products that ask for another precision than the default compute in `float32@highest`, a dtype
-# with its precision: where a target lists no rate for that it computes as it does without.
-
-
-def families(dtype: str) -> tuple[str, ...]:
-    """Names under which a rate for `dtype` may be listed, the closest first."""
-    base, _, precision = dtype.partition("@")
-    names = _families(base)
-    return (*(f"{n}@{precision}" for n in names), *names) if precision else names
-
-
-def computed_as(dtype: str, rates: Container[str]) -> str:
-    """The dtype that a product computes in: without its precision where no rate is of that."""
-    base, _, precision = dtype.partition("@")
-    known = any(f"{name}@{precision}" in rates for name in _families(base))
-    return dtype if precision and known else base
-
-
-def _families(dtype: str) -> tuple[str, ...]:
-    if dtype.startswith("float8"):
-        return (dtype, "float8", "bfloat16")
-    if dtype.startswith(("float4", "float6")):
-        return (dtype, "float4", "float8", "bfloat16")
-    if dtype in ("int2", "int4", "int8", "uint2", "uint4", "uint8", "bool"):
-        return (dtype, "int8")
-    return {
-        "float16": ("float16", "bfloat16"),
-        "tensorfloat32": ("tensorfloat32", "float32"),
-        "complex64": ("complex64", "float32"),
-        "complex128": ("complex128", "float64"),
-    }.get(dtype, (dtype,))
+    top.finish()
+    return found

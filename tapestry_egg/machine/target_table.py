@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import MISSING, fields
 from math import inf, isfinite
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 import yaml
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.tables.files import TableFile, packaged_table, users_table
+
+Record = TypeVar("Record")
 
 
 class Table:
@@ -116,6 +120,24 @@ class Table:
                 hint="It is the name of a file beside this one, or of one in the package.",
             )
         return found
+
+    def record(self, kind: type[Record]) -> Record:
+        """The record whose fields are the keys of this table; those with defaults may lack."""
+        found: dict[str, Any] = {}
+        for field in fields(cast(Any, kind)):
+            if field.name in self._values or field.default is MISSING:
+                found[field.name] = self._of_type(field.name, str(field.type))
+        self.finish()
+        return kind(**found)
+
+    def given(self, key: str, kind: type[Record]) -> Record | None:
+        """The record under a key, if there is one."""
+        return self.table(key).record(kind) if key in self._values else None
+
+    def _of_type(self, key: str, kind: str) -> Any:
+        if kind.startswith("int"):
+            return int(self.number(key, whole=True))
+        return self.texts(key) if kind.startswith("tuple") else self.number(key)
 
     def table(self, key: str) -> Table:
         return Table(self._get(key), self._file, key)

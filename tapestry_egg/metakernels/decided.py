@@ -18,7 +18,7 @@ from tapestry_egg.metakernels.language.scopes import Inner
 from tapestry_egg.metakernels.language.template import Template
 
 from . import registry
-from .instantiate import places, ports
+from .binding import places, ports
 
 
 @dataclass(frozen=True, slots=True)

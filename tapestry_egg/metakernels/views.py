@@ -93,12 +93,6 @@ class View:
             raise ViewError(f"{tuple(order)} is not an order of the dims of {self.shape}")
         return self._columns(dims)
 
-    def squeeze(self, dim: int) -> View:
-        """Without dim `dim`, which has extent 1."""
-        if self.shape[self._dim(dim)] != 1:
-            raise ViewError(f"dim {dim} of {self.shape} is not 1")
-        return self.select(dim, 0)
-
     def unsqueeze(self, dim: int, size: int = 1) -> View:
         """With a new dim of extent `size` in place `dim`, along which everything repeats."""
         if not -self.rank - 1 <= dim <= self.rank or size < 0:
@@ -211,18 +205,6 @@ class View:
     def projection(self) -> Projection:
         """The same as an index projection: each cell of the view reads one cell of the base."""
         return Projection(self.matrix, self.offset, (1,) * len(self.base), index_rank=self.rank)
-
-    def strides(self, base: Sequence[int] | None = None) -> tuple[int, Ints]:
-        """Offset and strides in elements, of a base with these strides (None: row-major)."""
-        own = (
-            tuple(prod(self.base[k + 1 :]) for k in range(len(self.base))) if base is None else base
-        )
-        start = sum(b * s for b, s in zip(self.offset, own, strict=True))
-        steps = (
-            sum(row[d] * s for row, s in zip(self.matrix, own, strict=True))
-            for d in range(self.rank)
-        )
-        return start, tuple(steps)
 
     def read(self, array: np.ndarray) -> np.ndarray:
         """The view of an array, without a copy. Raises ViewError for an array of another shape."""

@@ -4,7 +4,7 @@ A monoid wraps an element into a state, combines states, and unwraps the last on
 holds those that ship, as data, and `definition` reads it: `monoid(name)` gives one, `add_monoids`
 takes a file of your own, once `laws` has found that it keeps them. What a state becomes is written
 as formulas (`formula`, with a grammar beside it), which `fold` computes on NumPy or JAX arrays:
-reductions, trees of reductions, and the form that runs over the devices of a mesh axis. In: names,
+reductions, and the form that runs over the devices of a mesh axis. In: names,
 or files. Out: `Monoid`. To print one: `monoid("max").law`.
 """
 
@@ -15,8 +15,6 @@ from .definition import add_monoids as add_monoids
 from .definition import monoid as monoid
 from .definition import monoids as monoids
 from .definition import single_monoids as single_monoids
-from .fold import ReductionTree as ReductionTree
 from .fold import reduce as reduce
-from .fold import reduce_tree as reduce_tree
 from .formula import MonoidError as MonoidError
 from .laws import check_laws as check_laws

@@ -8,14 +8,11 @@ of the reduced value, all parts alike, and a part's trailing dims follow.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 import ml_dtypes
 import numpy as np
-
-from tapestry_egg.zspace import ZRange
 
 from .definition import Monoid, Part
 from .formula import Arithmetic, Formula, MonoidError, arithmetic
@@ -128,67 +125,6 @@ def fold(monoid: Monoid, state: State, axis: int = 0, xp: ModuleType = np) -> St
 def reduce(monoid: Monoid, *element: Any, axis: int = 0, xp: ModuleType = np) -> dict[str, Any]:
     """unwrap(fold(wrap(elements))) along a leading dim."""
     return unwrap(monoid, fold(monoid, wrap(monoid, *element, xp=xp), axis, xp), xp)
-
-
-# ---- trees -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ReductionTree:
-    """A reduction of `size` states in levels of at most `branching` states per node.
-
-    Every level cuts what the one below left into blocks of `branching`, the last one shorter:
-    ⌈size/b⌉ states, then ⌈⌈size/b⌉/b⌉, ... until one is left.
-    """
-
-    size: int
-    branching: int
-
-    def __post_init__(self) -> None:
-        if self.branching < 2 or self.size < 0:
-            raise MonoidError(f"no tree of {self.size} states has {self.branching} per node")
-
-    @property
-    def levels(self) -> tuple[tuple[ZRange, ...], ...]:
-        """Per level from the leaves up, the block of the states below that each node takes."""
-        out, n = [], self.size
-        while n > 1:
-            out.append(ZRange.from_shape((n,)).split(0, self.branching))
-            n = len(out[-1])
-        return tuple(out)
-
-    @property
-    def depth(self) -> int:
-        """Number of levels: 1024 states by 32 take 2, 1000 by 10 take 3."""
-        return len(self.levels)
-
-
-def reduce_tree(
-    monoid: Monoid, state: State, branching: int, axis: int = 0, xp: ModuleType = np
-) -> State:
-    """`fold`, level by level as `ReductionTree` says: by blocks, then over the blocks.
-
-    A level pads its last block with zeros of the monoid and folds all blocks at once, as the dims
-    of an array [blocks, branching].
-    """
-    first = monoid.state[0]
-    rank = np.ndim(state[first.name]) - len(first.trailing)
-    if not -rank <= axis < rank:
-        raise MonoidError(f"states of rank {rank} have no dim {axis} to fold")
-    axis %= rank
-    tree = ReductionTree(state[first.name].shape[axis], branching)
-    for level in tree.levels:
-        blocks = len(level)
-        spare = blocks * branching - level[-1].end[0]
-        pad = _zero_like(monoid, state, axis, xp)
-        state = {
-            k: xp.concatenate(
-                [x, xp.repeat(xp.expand_dims(pad[k], axis), spare, axis=axis)], axis=axis
-            ).reshape(*x.shape[:axis], blocks, branching, *x.shape[axis + 1 :])
-            for k, x in state.items()
-        }
-        state = fold(monoid, state, axis + 1, xp)
-    return fold(monoid, state, axis, xp)
 
 
 # ---- over a mesh axis --------------------------------------------------------------------------

@@ -213,7 +213,7 @@ class _Original:
         """What running a plan of it shows."""
         import jax
 
-        from tapestry_egg.runtime.compile import compile
+        from tapestry_egg.runtime.compiled import compile
         from tapestry_egg.runtime.measure.compare import compare
         from tapestry_egg.runtime.measure.numerics import accuracy, on_host
 

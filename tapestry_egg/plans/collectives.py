@@ -20,7 +20,7 @@ from tapestry_egg.graph.arrays import kind as kind_of
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape, permuted_to
 from tapestry_egg.machine.costs import carried_as
-from tapestry_egg.machine.target import Tiles
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.monoids import Monoid, monoids, single_monoids
 from tapestry_egg.monoids.fold import combine
 from tapestry_egg.monoids.fold import zero as neutral_state

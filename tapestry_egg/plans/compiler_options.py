@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from tapestry_egg.machine.target import MERGED_KINDS
+from tapestry_egg.machine.compiler_choices import MERGED_KINDS
 
 if TYPE_CHECKING:
     from .plan import Plan

@@ -10,7 +10,7 @@ from math import prod
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.target import FusionCosts
+from tapestry_egg.machine.compiler_choices import FusionCosts
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.zspace import Projection
 
@@ -483,7 +483,7 @@ def _multiplies(program: FlatProgram, unit: Unit) -> bool:
 
 def _leaves_a_tuple(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
     """Whether a unit is a kernel of several results, or a library's, which has a workspace; that is
-    who makes products whose results are large enough (`machine/target.py`)."""
+    who makes products whose results are large enough (`machine/compiler_choices.py`)."""
     root = program.instances[unit.root]
     library = root.signature.multiplies and bool(root.signature.straight)
     several = root.signature.fusion == "kernel" and len(root.outputs) > 1

@@ -37,7 +37,7 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.target import FusionCosts
+from tapestry_egg.machine.compiler_choices import FusionCosts
 
 from .flatten import Instance
 from .inlining import Fusion, fusion

@@ -23,7 +23,7 @@ from itertools import groupby
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.graph.loops import counts
-from tapestry_egg.machine.target import Tiles
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 

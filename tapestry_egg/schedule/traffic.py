@@ -25,7 +25,8 @@ from functools import cached_property
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.ids import FlatId, InstanceId
-from tapestry_egg.machine.target import FusionCosts, Target
+from tapestry_egg.machine.compiler_choices import FusionCosts
+from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import Instance

@@ -22,8 +22,9 @@ from tapestry_egg.machine.costs import (
     like_roofline,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
+from tapestry_egg.machine.split_products import multiplied, split_scratch
 from tapestry_egg.machine.tables.gemm import Convolved, Gemm
-from tapestry_egg.machine.target import Target, multiplied, split_scratch
+from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.one_device import block_work
 from tapestry_egg.schedule.schedules import Schedule

@@ -75,7 +75,7 @@ def check_function(value: object, where: str) -> None:
     raise TraceError(f"expected a function, given {a(value)}", where=where, hint=hint)
 
 
-def check_devices(mesh: object, where: str = "mesh") -> None:
+def check_devices(mesh: object) -> None:
     """What supplies devices: None, a `jax.sharding.Mesh`, or a sequence of devices.
 
     Raises TargetError for anything else.
@@ -87,13 +87,13 @@ def check_devices(mesh: object, where: str = "mesh") -> None:
     if kind == "AbstractMesh":
         raise TargetError(
             "an AbstractMesh has no devices",
-            where=where,
+            where="mesh",
             hint=f"{hint} Ahead of time, jax.experimental.topologies describes devices.",
         )
     if isinstance(mesh, str):
         raise TargetError(
             f"{mesh!r} is no mesh",
-            where=where,
+            where="mesh",
             hint=f"{hint} The name of a machine is a target: target={mesh!r}.",
         )
     if hasattr(mesh, "devices"):
@@ -110,35 +110,35 @@ def check_devices(mesh: object, where: str = "mesh") -> None:
             sizes = tuple(found)
             what = "a mesh needs devices and names for its axes"
             hint = f"Give jax.make_mesh({sizes}, {tuple('xyzw'[: len(sizes)])})."
-        raise TargetError(what, where=where, hint=hint)
+        raise TargetError(what, where="mesh", hint=hint)
 
 
-def check_limits(limits: object, where: str = "limits") -> None:
+def check_limits(limits: object) -> None:
     """Amounts by objective. Raises ExtractError for anything else."""
     if limits is not None and not isinstance(limits, Mapping):
         raise ExtractError(
             f"expected amounts by objective, given {a(limits)}",
-            where=where,
+            where="limits",
             hint="Write limits={'peak_bytes': '60GiB'}.",
         )
 
 
-def check_objectives(objectives: object, where: str = "objectives") -> None:
+def check_objectives(objectives: object) -> None:
     """Objectives or their names, one at least. Raises ExtractError for anything else."""
     if isinstance(objectives, str | Objective) or not hasattr(objectives, "__iter__"):
         raise ExtractError(
             f"expected names of objectives, given {objectives!r:.60}",
-            where=where,
+            where="objectives",
             hint=f"Write them as ('seconds', 'peak_bytes'). {KNOWN}",
         )
     names = list(objectives)
     if not names:
-        raise ExtractError("there is none", where=where, hint=KNOWN)
+        raise ExtractError("there is none", where="objectives", hint=KNOWN)
     for each in names:
-        objective(each, where)
+        objective(each, "objectives")
 
 
-def check_meshes(shapes: object, where: str = "mesh_shapes") -> None:
+def check_meshes(shapes: object) -> None:
     """Mesh shapes. Raises TargetError for anything else."""
     if shapes is None:
         return
@@ -147,28 +147,28 @@ def check_meshes(shapes: object, where: str = "mesh_shapes") -> None:
     if wrong:
         raise TargetError(
             f"expected mesh shapes, given {wrong[0]!r:.60}",
-            where=where,
+            where="mesh_shapes",
             hint="Write mesh_shapes=[te.MeshShape(('x', 'y'), (2, 4))].",
         )
 
 
-def check_books(rules: object, where: str = "rules") -> None:
+def check_books(rules: object) -> None:
     """A sequence of rule books. Raises TapestryError for a single one: it would be read letter by
     letter."""
     if isinstance(rules, str):
         raise TapestryError(
             f"expected rule books, given the text {rules!r:.60}",
-            where=where,
+            where="rules",
             hint=f"Write rules=[{rules!r:.60}].",
         )
 
 
-def check_settings(settings: object, where: str = "settings") -> None:
+def check_settings(settings: object) -> None:
     """Settings, or None for the default. Raises ExtractError for anything else."""
     if settings is not None and not _is(settings, "Settings"):
         raise ExtractError(
             f"expected settings, given {a(settings)}",
-            where=where,
+            where="settings",
             hint="Write settings=te.Settings(work=10).",
         )
 

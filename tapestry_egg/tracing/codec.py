@@ -186,16 +186,14 @@ class _Encoder:
         return {"$handle": self.handles.put(value)}
 
 
-def encode_params(
-    params: Mapping[str, Any], handles: Handles | None = None, kernel: str = ""
-) -> dict[str, Any]:
+def encode_params(params: Mapping[str, Any], kernel: str = "") -> dict[str, Any]:
     """Plain form of a primitive's parameters.
 
     `kernel` is the primitive's name: it decides whether a jaxpr among the parameters is a
-    computation on scalars that can be stored. What is not plain goes to `handles` (default: the
-    handles of this process).
+    computation on scalars that can be stored. What is not plain goes to the handles of
+    this process.
     """
-    encoder = _Encoder(HANDLES if handles is None else handles, kernel)
+    encoder = _Encoder(HANDLES, kernel)
     dropped = _derived(kernel)
     kept = without_defaults(kernel, params)
     return {k: encoder.encode(v) for k, v in kept.items() if k not in dropped}

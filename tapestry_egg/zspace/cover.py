@@ -59,8 +59,3 @@ def cover_fault(boxes: Iterable[ZRange], whole: ZRange) -> CoverFault | None:
     # No corner that is left lies below the least one, so there the count is wrong by its weight.
     least = min(left)
     return CoverFault(least, tuple(box for box in them if least in box), whole)
-
-
-def is_exact_cover(boxes: Iterable[ZRange], whole: ZRange) -> bool:
-    """Whether every point of `whole` is in exactly one of the boxes, and no other point in any."""
-    return cover_fault(boxes, whole) is None

@@ -7,17 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from tapestry_egg.metakernels import registry
 from tests.cli.test_cli import Run
 
 TAPESTRY = str(Path(__file__).parents[2] / "docs" / "templates" / "tapestry.yaml")
 
 
 @pytest.fixture
-def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_INSTANCES", {})
-    monkeypatch.setattr(registry, "_SIGNATURES", {})
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
     return Run(capsys, "kernels")
 
 

@@ -26,8 +26,9 @@ from tapestry_egg.extract.front.merging import merged_plans
 from tapestry_egg.extract.front.plans import make_plan
 from tapestry_egg.files.files import sealed
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.compiler_choices import Combiner, type_together
 from tapestry_egg.machine.costs import collective_seconds
-from tapestry_egg.machine.target import Combiner, Target, load_target, type_together
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.runtime import compare
 from tapestry_egg.schedule.of_plans import plan_schedule, with_merged

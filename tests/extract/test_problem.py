@@ -14,10 +14,16 @@ from tapestry_egg.extract.engine.transport import (
     archive_arrays,
     archive_from,
     problem_arrays,
-    problem_from,
 )
 from tapestry_egg.extract.problem.problem import merge_parallel
-from tests.extract.random_problems import Shape, cost, labellings, random_problem, seeds
+from tests.extract.random_problems import (
+    Shape,
+    cost,
+    labellings,
+    problem_from,
+    random_problem,
+    seeds,
+)
 
 
 @given(seeds)

@@ -13,10 +13,10 @@ import pytest
 from tapestry_egg.extract.engine.race import Effort, race
 from tapestry_egg.extract.engine.transport import (
     problem_arrays,
-    problem_from,
 )
 from tapestry_egg.extract.problem.problem import Pair, Problem, Span, Use, Variable
 from tapestry_egg.extract.problem.timeline import Timeline
+from tests.extract.random_problems import problem_from
 
 TIMES = 4
 

@@ -35,8 +35,6 @@ def planned() -> Front:
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv(fingerprint.PLACE, str(tmp_path / "receipts"))
-    # Templates that other tests have added to this process are none of these.
-    monkeypatch.setattr(fingerprint.registry, "_ADDED", [])
     return tmp_path
 
 

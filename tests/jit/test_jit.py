@@ -287,7 +287,7 @@ def test_what_has_no_meaning_here_is_refused_with_the_remedy(
 
 def test_placed_arguments_meet_no_python(monkeypatch: pytest.MonkeyPatch) -> None:
     """From the second call on, arrays in their places go to the executable and nowhere else."""
-    from tapestry_egg.runtime.compile import CompiledPlan
+    from tapestry_egg.runtime.compiled import CompiledPlan
 
     f = te.jit(lambda state, x: (state * 2 + x, x), donate_argnums=0, settings=QUICK)
     state, x = f(jnp.copy(W), W)

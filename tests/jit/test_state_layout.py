@@ -42,7 +42,7 @@ def step() -> Any:
 @pytest.fixture
 def moved(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of arrays that were copied to where a plan has them."""
-    module = importlib.import_module("tapestry_egg.runtime.compile")
+    module = importlib.import_module("tapestry_egg.runtime.compiled")
     shapes: list[tuple[int, ...]] = []
     place = module.placed_as
 

@@ -13,7 +13,7 @@ import pytest
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.devices import in_network_order, network_shape
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.runtime.compile import jax_mesh
+from tapestry_egg.runtime.compiled import jax_mesh
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tapestry_egg.machine.split_products import split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.machine.target import load_target, split_scratch
+from tapestry_egg.machine.target import load_target
 
 #: Batch, m, n, k, dtype, and into how many parts jaxlib 0.10.2 splits k, compiling for an H100
 #: ahead of time (the shapes before and after its pass splitk-rewriter).

@@ -6,6 +6,7 @@ import itertools
 import subprocess
 import sys
 from collections import defaultdict
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from tapestry_egg.machine.costs import (
     kernel_seconds,
 )
 from tapestry_egg.machine.energy import collective_joules, idle_joules, joules
-from tapestry_egg.machine.target import Target, known_targets, load_target
+from tapestry_egg.machine.target import Target, check_machine, known_targets, load_target
 
 SPECS = ("h100:8", "a100:2x8", "h200:4x4", "v100:2x16", "b200:1", "v4:4x4x4", "v4:2x2x4", "v5e:4x4")
 SPECS += ("v5e:2x4x4", "v5e:16x2", "v5p:2x4x4x8", "v6e:2x4", "cpu:6", "cpu:2x4")
@@ -219,6 +220,25 @@ def test_a_file_is_data_only(tmp_path: Path) -> None:
     file.write_text(CHIP.replace("my chip", "!!python/object/apply:os.system ['exit 1']"))
     with pytest.raises(TargetError):
         load_target(f"{file}:8")
+
+
+@pytest.mark.parametrize(
+    ("record", "field", "value"),
+    [
+        *(("split_k", "cores", 0), ("fusing", "hertz", -1.0), ("caches", "line", 0.0)),
+        *(("power", "max_watts", 0.0), ("power", "idle_watts", float("nan"))),
+    ],
+)
+def test_every_figure_of_a_machine_from_elsewhere_is_checked(
+    record: str, field: str, value: float
+) -> None:
+    """Such as are divided by are above zero."""
+    h100 = load_target("h100:8")
+    check_machine(h100, "machine")
+    check_machine(replace(h100, power=replace(h100.power, idle_watts=0.0)), "machine")
+    broken = replace(h100, **{record: replace(getattr(h100, record), **{field: value})})
+    with pytest.raises(TargetError, match=rf"machine\.{record}\.{field}: .* is out of range"):
+        check_machine(broken, "machine")
 
 
 # Meshes

@@ -6,7 +6,8 @@ from math import prod
 
 import pytest
 
-from tapestry_egg.machine.target import load_target, stored_bytes, tight_order
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.tiles import stored_bytes, tight_order
 
 TILES = load_target("v5e:2x4").tiles
 

@@ -248,8 +248,14 @@ def flat(entry: tuple[Callable[..., Any], tuple[Any, ...]]) -> tuple[Any, ...]:
     return entry[0], *entry[1]
 
 
+#: Programs whose kernels others have too.
+MORE = {"graph_network", "llama", "lora", "nnx_gpt2", "resnet", "state_space"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", models.PROGRAMS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.long if n in MORE else ()) for n in models.PROGRAMS]
+)
 def test_nearly_all_work_of_every_program_can_be_split(name: str) -> None:
     found = count(*flat(abstract(name, "example")))
     assert found.work().operations > 10

@@ -31,9 +31,6 @@ def commands() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_INSTANCES", {})
-    monkeypatch.setattr(registry, "_SIGNATURES", {})
     monkeypatch.chdir(tmp_path)
     for text in fences("yaml"):
         head, name = text.split("\n")[0].rsplit(" ", 1)

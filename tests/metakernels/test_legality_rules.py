@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import combinations
 from math import prod
 from random import Random
@@ -54,6 +55,18 @@ def layout(rank: int, accesses: dict[int, Access], cuts: Cuts) -> Layout:
     return Layout(tuple(dims), tuple(sorted(partial)), monoid)
 
 
+@cache
+def split_so(s: OperationSignature, cuts: frozenset[tuple[int, tuple[int, ...]]]) -> Split:
+    return split(s, dict(sorted(cuts)))
+
+
+@cache
+def access_alone(s: OperationSignature, d: int, parts: int, side: str, q: int) -> Access:
+    """How a port is accessed if one dim is cut, be it that no other port may be so."""
+    ports = ((s.inputs, s.input_types), (s.outputs, s.output_types))[side == "outputs"]
+    return _Shards(s.extents, {d: parts}).access(ports[0][q], ports[1][q])[d]
+
+
 class NotShared(Exception):
     """Two dims reach one dim of a tensor, and not as its digits."""
 
@@ -82,11 +95,11 @@ def as_the_rule_sees(
     cuts of the dims `beside`.
     """
     axes = {d: tuple(mesh.sizes[a] for a in own) for d, own in enumerate(cuts) if own}
-    joint = split(s, axes)
+    joint = split_so(s, frozenset(axes.items()))
     if not joint.legal or any(s.extents[d] % n for d, n in joint.parts.items()):
         return None
-    ones = {d: split(s, {d: sizes}) for d, sizes in axes.items()}
-    both = split(s, {d: axes[d] for d in digits}) if digits else None
+    ones = {d: split_so(s, frozenset({(d, sizes)})) for d, sizes in axes.items()}
+    both = split_so(s, frozenset((d, axes[d]) for d in digits)) if digits else None
 
     def as_digits(side: str, q: int, d: int, projection: Projection) -> Access | None:
         """How digits make blocks of a port together; None where they share none of its dims."""
@@ -105,18 +118,17 @@ def as_the_rule_sees(
             raise NotShared
         return None
 
-    def alone(side: str, q: int, d: int, projection: Projection, type_: TensorType) -> Access:
-        """How a port is accessed if one dim is cut, be it that no other port may be so."""
+    def alone(side: str, q: int, d: int) -> Access:
         one = ones[d]
         if one.legal:
             found: Access = getattr(one, side)[q][d]
             return found
-        return _Shards(s.extents, one.parts).access(projection, type_)[d]
+        return access_alone(s, d, one.parts[d], side, q)
 
-    def in_order(side: str, q: int, d: int, projection: Projection, type_: TensorType) -> Access:
+    def in_order(side: str, q: int, d: int, type_: TensorType) -> Access:
         """The same, of a port of which nothing else is gathered for the digits."""
         found = plain(
-            alone(side, q, d, projection, type_),
+            alone(side, q, d),
             type_.shape,
             ones[d].parts[d],
             side == "inputs" and d in beside,
@@ -139,7 +151,7 @@ def as_the_rule_sees(
     try:
         inputs, outputs = (
             tuple(
-                {d: as_digits(side, q, d, f) or in_order(side, q, d, f, t) for d in ones}
+                {d: as_digits(side, q, d, f) or in_order(side, q, d, t) for d in ones}
                 for q, (f, t) in enumerate(zip(projections, types, strict=True))
             )
             for side, projections, types in (
@@ -164,7 +176,7 @@ def chains(
             continue
         own = (*above, e)
         if above:
-            joint = split(s, {f: tuple(mesh.sizes[a] for a in cuts[f]) for f in own})
+            joint = split_so(s, frozenset((f, tuple(mesh.sizes[a] for a in cuts[f])) for f in own))
             found = [p[e] for p in (*joint.inputs, *joint.outputs) if isinstance(p.get(e), Blocks)]
             runs = [a.above for a in found if isinstance(a, Blocks) and (a.lo, a.hi) == (0, 0)]
             if not any(run and run == above[-len(run) :] for run in runs):

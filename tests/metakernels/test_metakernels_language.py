@@ -286,10 +286,7 @@ def test_malformed_files(tmp_path: Path, text: str, where: str, message: str) ->
     assert caught.value.where.startswith(where) and message in caught.value.what
 
 
-def _own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_INSTANCES", {})
-    monkeypatch.setattr(registry, "_SIGNATURES", {})
+def _own(tmp_path: Path, text: str) -> None:
     registry.add_templates(_file(tmp_path, text))
 
 
@@ -298,8 +295,6 @@ def test_files_added_by_a_relative_path_are_found_from_any_folder(
 ) -> None:
     text = "- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: $x.dtype}\n"
     text += '  index: {i: "$x.shape"}\n  project: {x: "@i", out: "@i"}\n'
-    _own(monkeypatch, tmp_path, text)
-    monkeypatch.setattr(registry, "_ADDED", [])
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text(text, "utf-8")
     registry.add_templates("mine.yaml")
@@ -328,21 +323,18 @@ _X = TensorType((4, 6), "float32")
         ("passages: [sum(y) -> sum]", "no operand 'y'"),
     ],
 )
-def test_templates_that_contradict_themselves(
-    fields: str, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_templates_that_contradict_themselves(fields: str, message: str, tmp_path: Path) -> None:
     text = (
         f"- kernels: [f]\n  inputs: {{x: }}\n  out: {{shape: $x.shape, dtype: float32}}\n  {fields}"
     )
     with pytest.raises(TemplateError) as caught:
-        _own(monkeypatch, tmp_path, text)
+        _own(tmp_path, text)
         registry.signature("f", {"dtype": "float32"}, (_X,))
     assert message in caught.value.what and caught.value.where.startswith("own.yaml:")
 
 
-def test_entries_are_tried_in_order(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_entries_are_tried_in_order(tmp_path: Path) -> None:
     _own(
-        monkeypatch,
         tmp_path,
         """
 - kernels: [f]

@@ -53,11 +53,8 @@ Load = Callable[[str], None]
 
 
 @pytest.fixture
-def load(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Load:
+def load(tmp_path: Path) -> Load:
     """Loads a template file, or the text of one, for the time of a test."""
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_INSTANCES", {})
-    monkeypatch.setattr(registry, "_SIGNATURES", {})
 
     def read(text: str) -> None:
         path = tmp_path / "own.yaml"

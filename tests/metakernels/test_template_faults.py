@@ -1,7 +1,7 @@
 """A template that reads less than it needs, or claims too much, fails the cover property.
 
-Every family has such faults planted: a box one smaller, an offset off by one or lost, a row that
-misses an index dim, a role that allows a cut it must not allow. What the shards then give is
+Every box of every operand is made one smaller, moved by one, or fixed; what else a template says
+(roles, monoids, the order of dims) has faults planted in its text. What the shards then give is
 compared with what the right template gives for the whole (which `test_template_jax` holds against
 JAX); some covers must differ, or be refused.
 """
@@ -29,18 +29,15 @@ Plant = Callable[[str], None]
 
 
 @pytest.fixture
-def plant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Plant]:
+def plant(tmp_path: Path) -> Plant:
     """Puts a template file before the package's own for the length of a test."""
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_INSTANCES", {})
-    monkeypatch.setattr(registry, "_SIGNATURES", {})
 
     def put(text: str) -> None:
         path = tmp_path / "planted.yaml"
         path.write_text(text, "utf-8")
         registry.add_templates(path)
 
-    yield put
+    return put
 
 
 def wrong(kernel: str, put: Callable[[], None], seeds: int = 20) -> bool:
@@ -82,57 +79,25 @@ CUM = "- {kernels: [%s], inputs: {x: }, out: {shape: $x.shape, dtype: $x.dtype},
 #: (what is wrong, kernel, the file it is in, a text of it, what stands there instead)
 EDITS = [
     # contraction
-    ("missing row", "dot_general", "contraction", "[@b..., @n..., @k...]",
-     "[@b..., @n..., [0 for $q in @k]...]"),
-    ("missing batch", "dot_general", "contraction", "[@b..., @m..., @k...]",
-     "[[0 for $q in @b]..., @m..., @k...]"),
-    ("one group less", "ragged_dot_general", "contraction", "@k..., 0 :+ $groups]",
-     "@k..., 0 :+ max(1, $groups - 1)]"),
-    ("box smaller", "conv_general_dilated", "contraction", ":+ $extent[$d] if",
-     ":+ max(1, $extent[$d] - 1) if"),
-    ("offset", "conv_general_dilated", "contraction", "* @y[$d] - $low[$d] //",
-     "* @y[$d] - ($low[$d] + 1) //"),
     ("places mixed up", "conv_general_dilated", "contraction", "[$step[$d] * @w[index(",
      "[$window[$d] - $step[$d] - $step[$d] * @w[index("),
     ("groups mixed up", "conv_general_dilated", "contraction", "$inner * @g + @k,", "@g + @k,"),
     # window
-    ("box smaller", "reduce_window_sum", "window", ":+ $extent[$d] if",
-     ":+ max(1, $extent[$d] - 1) if"),
-    ("offset", "reduce_window_max", "window", "* @i[$d] - $low[$d] //",
-     "* @i[$d] - ($low[$d] - 1) //"),
     ("wrong value outside", "reduce_window_min", "window", "max if $kernel == reduce_window_max",
      "max if true"),
     ("a window too few", "select_and_scatter_add", "window",
      "first: \"[0 - ($w - 1 - $l) // $s for", "first: \"[1 - ($w - 1 - $l) // $s for"),
     # movement
-    ("offset lost", "slice", "movement", "[$a + $s * @i[$d] for", "[$s * @i[$d] for"),
-    ("offset", "pad", "movement", "@i[$d] - $low[$d] //", "@i[$d] - ($low[$d] + 1) //"),
-    ("stretched", "broadcast_in_dim", "movement", "[@i[$to[$d]] if", "[0 * @i[$to[$d]] if"),
-    ("offset", "concatenate", "movement", "@i[$d] - sum($lengths[:$k]) if",
-     "@i[$d] - sum($lengths[:$k]) + $k if"),
     ("not reversed", "rev", "movement", "[$n - 1 - @i[$d] if", "[@i[$d] if"),
-    ("box smaller", "reshape", "movement", "[dot($c, @i) :+ $n for $c, $n in $d.source]",
-     "[dot($c, @i) :+ max(1, $n - 1) for $c, $n in $d.source]"),
     ("not permuted", "transpose", "movement", "arrange($permutation, @i)", "@i"),
     # indexing
-    ("first index only", "gather", "indexing", 'indices: "[@b..., 0 :+ $depth]"',
-     'indices: "[[0 for $q in @b]..., 0 :+ $depth]"'),
-    ("first update only", "scatter-add", "indexing", "for $d in $own]..., @b...])",
-     "for $d in $own]..., [0 for $q in @b]...])"),
     ("monoid", "scatter-mul", "indexing", "prod if $kernel in", "sum if $kernel in"),
-    ("box smaller", "dynamic_update_slice", "indexing", "0 :+ $m for $d, $m",
-     "0 :+ max(1, $m - 1) for $d, $m"),
-    ("follows the slice", "dynamic_slice", "indexing", "if $d in $rows else 0 :+ $n",
-     "if $d in $rows else @i[$d]"),
-    ("first row only", "dynamic_slice", "indexing", "else @r[index($rows, $d)] if $d in $rows",
-     "else 0 * @r[index($rows, $d)] if $d in $rows"),
     # random
     ("one key only", "random_bits", "random", 'keys: "@b"', 'keys: "[0 for $q in @b]"'),
     ("one word only", "threefry2x32", "random", "  inputs: {k1: , k2: , x1: , x2: }",
      """  inputs: {k1: , k2: , x1: , x2: }
   project: {x1: "[0 * $r for $r in @i]"}"""),
     # reduction
-    ("missing row", "reduce_sum", "reduction", "[@i..., @r...]", "[@i..., [0 for $q in @r]...]"),
     ("monoid", "reduce_max", "reduction", "else reduce(max)", "else reduce(sum)"),
     ("cut", "argmax", "reduction", 'roles: {r: "join($kernel) if',
      'roles: {r: "reduce(max) if'),
@@ -145,18 +110,8 @@ EDITS = [
     ("monoid", "dot_logsumexp", "streaming", "reduce(logaddexp) if $d in $axes",
      "reduce(sum) if $d in $axes"),
     ("cut", "dot_logsumexp", "streaming", "k: whole", "k: reduce(sum)"),
-    ("missing row", "exp_dot", "streaming", 'z: "[@s[$d] for', 'z: "[0 * @s[$d] for'),
     # linalg
-    ("box smaller", "cholesky", "linalg", 'x: "[@i..., 0 :+ $n, 0 :+ $n]"',
-     'x: "[@i..., 0 :+ max(1, $n - 1), 0 :+ max(1, $n - 1)]"'),
     ("batch lost", "triangular_solve", "linalg", 'a: "[@i..., ', 'a: "[[0 for $q in @i]..., '),
-    ("columns only", "qr", "linalg", "$sizes[$k]]...]\"\n  flops: >-\n    $real * (4",
-     "$sizes[0]]...]\"\n  flops: >-\n    $real * (4"),
-    ("first matrix only", "svd", "linalg", 'x: "[@i..., 0 :+ $m, 0 :+ $n]"\n    values',
-     'x: "[[0 for $q in @i]..., 0 :+ $m, 0 :+ $n]"\n    values'),
-    ("first side only", "tridiagonal_solve", "linalg", 'b: "[@i..., 0 :+ $n, @s]"',
-     'b: "[@i..., 0 :+ $n, 0 * @s]"'),
-    ("box smaller", "fft", "linalg", 'x: "[@i..., [0 :+ $n for', 'x: "[@i..., [0 :+ $n - 1 for'),
 ]  # fmt: skip
 
 

@@ -15,16 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.metakernels.signatures.splits import Blocks, Gathered, Partial, Replicated, split
 from tapestry_egg.monoids.definition import monoid
-from tapestry_egg.monoids.fold import ReductionTree, fold, reduce_tree, wrap
+from tapestry_egg.monoids.fold import fold, wrap
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.tracing.trace import trace
-from tapestry_egg.zspace import Projection, ZRange, is_exact_cover
-from tapestry_egg.zspace.projection import AffineMap
+from tapestry_egg.zspace import Projection, ZRange, cover_fault
 from tests.metakernels.covers import operations
 
 Array = Any
@@ -171,10 +170,6 @@ def test_x15_long_reduction() -> None:
         (state,) = fold(monoid("sum"), wrap(monoid("sum"), stacked)).values()
         np.testing.assert_array_equal(state, whole)
     assert split(product_, {dim(product_, "k"): (5,)}).outputs[0] == {2: Partial("sum")}
-    assert ReductionTree(1024, 32).depth == 2 and ReductionTree(1000, 10).depth == 3
-    values = np.arange(1000)
-    (total,) = reduce_tree(monoid("sum"), wrap(monoid("sum"), values), 10).values()
-    assert total == 499500
 
 
 # Windows
@@ -254,7 +249,7 @@ def test_x16_concat_elimination() -> None:
         "zr[0:500, 0:10]",
         "zr[500:1000, 0:10]",
     ]
-    assert is_exact_cover([add.outputs[0].image(s) for s in shards], zr("zr[0:1000, 0:10]"))
+    assert cover_fault([add.outputs[0].image(s) for s in shards], zr("zr[0:1000, 0:10]")) is None
     given = integers(*shapes)
     at = next(path for path, op, _ in operations(graph) if op.kernel == "add")
     (whole,) = execute(graph, given, {at: shards})
@@ -263,31 +258,6 @@ def test_x16_concat_elimination() -> None:
     np.testing.assert_array_equal(np.concatenate(execute(without, given)), whole)
     three = traced(lambda p, q: jnp.concatenate([p, q]), (500, 10, 10), (500, 10, 10))
     assert three.values[three.outputs[0]].shape == (1000, 10, 10)
-
-
-def test_x17_views_are_affine_maps_of_addresses() -> None:
-    memory = np.array([8, 9, 10, 11])
-    backwards = AffineMap.from_diagonal((-1,), (3,))
-    assert [int(memory[backwards((i,))[0]]) for i in range(4)] == [11, 10, 9, 8]
-    a = np.arange(10, 70, 10)
-    rows = AffineMap(((3, 1),), (0,))
-    assert a[rows((1, 2))[0]] == 60
-    transposed = rows.permute_input((1, 0))
-    assert transposed.matrix == ((1, 3),) and transposed((2, 1)) == rows((1, 2))
-    # A column of four broadcast over two: the second dim does not move.
-    m = AffineMap.from_diagonal((1,)).compose(AffineMap(((1, 0),), (0,)))
-    assert m.matrix == ((1, 0),) and [m((i, j))[0] for i in range(4) for j in range(2)] == [
-        0,
-        0,
-        1,
-        1,
-        2,
-        2,
-        3,
-        3,
-    ]
-    images = TensorType((10_000_000, 256, 256, 3), "uint8")
-    assert images.nbytes == 1_966_080_000_000
 
 
 def test_x18_an_index_tensor_keeps_global_coordinates() -> None:

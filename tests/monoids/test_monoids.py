@@ -13,12 +13,9 @@ from hypothesis import strategies as st
 from tapestry_egg.monoids import MonoidError, add_monoids, monoid, monoids
 from tapestry_egg.monoids import definition as definition_module
 from tapestry_egg.monoids.fold import (
-    ReductionTree,
     combine,
     fold,
     reduce,
-    reduce_tree,
-    unwrap,
     wrap,
     zero,
 )
@@ -230,39 +227,6 @@ def test_any_leading_dim_can_be_folded(axis: int, n: int) -> None:
     agree(reduce(monoid("sum"), x, axis=axis), {"total": x.sum(axis)})
     with pytest.raises(MonoidError, match="no dim 3"):
         reduce(monoid("sum"), x, axis=3)
-
-
-# ---- trees -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("n", "b", "depth"), [(1024, 32, 2), (1000, 10, 3), (1, 2, 0), (0, 2, 0)])
-def test_x15_depth_of_reduction_trees(n: int, b: int, depth: int) -> None:
-    assert ReductionTree(n, b).depth == depth
-
-
-@given(n=st.integers(2, 200), b=st.integers(2, 9))
-def test_every_level_takes_each_state_below_once(n: int, b: int) -> None:
-    below = n
-    for level in ReductionTree(n, b).levels:
-        assert [i for block in level for (i,) in block] == list(range(below))
-        assert max(block.size for block in level) <= b
-        below = len(level)
-    assert below == 1
-
-
-@pytest.mark.parametrize("name", [*NAMES, *TUPLES])
-@settings(max_examples=25)
-@given(data=st.data(), branching=st.integers(2, 5))
-def test_a_tree_gives_what_the_fold_gives(name: str, data: st.DataObject, branching: int) -> None:
-    parts = data.draw(elements(name))
-    of = monoid(name)
-    tree = reduce_tree(of, wrap(of, *parts), branching)
-    agree(unwrap(of, tree), direct(name, parts))
-
-
-def test_a_tree_of_one_state_per_node_is_refused() -> None:
-    with pytest.raises(MonoidError, match="no tree"):
-        ReductionTree(8, 1)
 
 
 # ---- the file ----------------------------------------------------------------------------------

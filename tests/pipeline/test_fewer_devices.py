@@ -18,7 +18,7 @@ import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, PlanError, TargetError
 from tapestry_egg.extract.certify.certificate import certify
 from tapestry_egg.machine.objectives import OBJECTIVES
-from tapestry_egg.machine.target import Price
+from tapestry_egg.machine.power import Price
 from tapestry_egg.pipeline.state import _devices
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.schedules import schedule

@@ -48,7 +48,7 @@ def test_of_several_plans_each_is_held_against_the_original_which_runs_once(
     numerics = import_module("tapestry_egg.runtime.measure.numerics")
     standard, asked = numerics.standard, list[object]()
     monkeypatch.setattr(numerics, "standard", lambda *a: (asked.append(a), standard(*a))[1])
-    compiling = import_module("tapestry_egg.runtime.compile")
+    compiling = import_module("tapestry_egg.runtime.compiled")
     compiled, plans = compiling.compile, list[object]()
 
     def second_is_wrong(given: Any, *rest: Any) -> Any:
@@ -85,7 +85,7 @@ def test_a_wrong_plan_of_a_program_that_draws_is_told(
     right = rehearse(plan, str(file), repeat=1)
     assert right.ok
     assert "float64 decides" in str(right)
-    compiling = import_module("tapestry_egg.runtime.compile")
+    compiling = import_module("tapestry_egg.runtime.compiled")
     compiled = compiling.compile
     monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
     assert not rehearse(plan, str(file), repeat=1).ok
@@ -112,7 +112,7 @@ def test_a_program_that_says_what_a_loop_carries_is_judged_by_float64(
     plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
     right = rehearse(plan, str(file), repeat=1)
     assert right.ok and right.accuracy
-    compiling = import_module("tapestry_egg.runtime.compile")
+    compiling = import_module("tapestry_egg.runtime.compiled")
     compiled = compiling.compile
     monkeypatch.setattr(compiling, "compile", lambda *a, **k: Wrong(compiled(*a, **k)))
     assert not rehearse(plan, str(file), repeat=1).ok
@@ -139,7 +139,7 @@ def test_a_program_in_float64_is_judged_by_how_far_its_roundings_move_it(
         plan = te.jit(program.function, settings=Settings(work=0.2)).plan(*program.arguments)
         right = rehearse(plan, str(file), repeat=1)
         assert right.ok and right.accuracy, right
-        compiling = import_module("tapestry_egg.runtime.compile")
+        compiling = import_module("tapestry_egg.runtime.compiled")
         compiled = compiling.compile
         monkeypatch.setattr(compiling, "compile", lambda *a, **k: Slightly(compiled(*a, **k)))
         assert not rehearse(plan, str(file), repeat=1).ok

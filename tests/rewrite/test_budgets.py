@@ -19,7 +19,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import load_books
-from tapestry_egg.rules.verify.instances import example_graph
+from tapestry_egg.rules.verify.examples import example_graph
 from tapestry_egg.tracing.trace import trace
 
 SMALL = [

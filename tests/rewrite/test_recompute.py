@@ -25,7 +25,7 @@ from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite.derivation import digest, replay
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recompute import RULE, candidates, recomputing
-from tapestry_egg.runtime.compile import compile
+from tapestry_egg.runtime.compiled import compile
 from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.tracing.trace import Program, trace

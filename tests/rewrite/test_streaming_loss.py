@@ -140,9 +140,6 @@ def test_logits_in_float32_stand_in_the_fastest_plan_and_not_in_the_leanest() ->
     assert STREAMED <= kernels(leanest)
     logits = 4 * 16384 * 32768
     assert leanest.costs.peak_bytes < 0.25 * logits < logits < fastest.costs.peak_bytes
-    limit = {"peak_bytes": 1.1 * leanest.costs.peak_bytes}
-    limited = optimize(graph, "h100:1", settings=Settings(work=2.0), limits=limit)
-    assert STREAMED <= kernels(limited.best("seconds"))
 
 
 @pytest.mark.slow

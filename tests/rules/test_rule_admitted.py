@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.rules.verify.instances import jax_takes
+from tapestry_egg.rules.verify.admitted import jax_takes
 
 #: A kernel, its parameters, and JAX's function of an operand.
 Case = tuple[str, Mapping[str, Any], Callable[[Any], Any]]

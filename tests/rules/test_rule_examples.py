@@ -15,7 +15,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, ver
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import Rule, load_books
-from tapestry_egg.rules.verify.instances import example_graph
+from tapestry_egg.rules.verify.examples import example_graph
 from tapestry_egg.tracing.emit import emit
 from tests.rewrite.equal_forms import RULES, agree, data, forced, wide
 from tests.tiers import tiers

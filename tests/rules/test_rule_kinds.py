@@ -49,13 +49,13 @@ def test_the_table_is_long_enough_to_mean_something() -> None:
     assert len(FALSE) >= 400 and len(SOUND) >= 80
 
 
-@pytest.mark.parametrize("name", tiers(FALSE[::21], fast=2))
+@pytest.mark.parametrize("name", tiers(FALSE[::32], fast=2))
 def test_some_that_are_false_are_refused_with_a_counterexample(name: str, tmp_path: Path) -> None:
     check_false(tmp_path, name)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SOUND[::18])
+@pytest.mark.parametrize("name", SOUND[::37])
 def test_some_that_are_sound_pass(name: str, tmp_path: Path) -> None:
     check_sound(tmp_path, name)
 
@@ -93,7 +93,7 @@ KINDS = [k for k in templates() if not several(k) and k != "qr"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kernel", KINDS[::12])
+@pytest.mark.parametrize("kernel", KINDS[::23])
 def test_a_rule_about_some_kernels_reaches_a_verdict(kernel: str, tmp_path: Path) -> None:
     verdict = verify_rule(identity(tmp_path, kernel), wanted=4)
     assert verdict is not None and verdict.instances >= 3

@@ -11,8 +11,9 @@ import pytest
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rules import load_book
 from tapestry_egg.rules.verify.evaluate import Program, _in, as_numbers
-from tapestry_egg.rules.verify.instances import Drawn, Instance, Unlike, instances
+from tapestry_egg.rules.verify.instances import Drawn, Instance, instances
 from tapestry_egg.rules.verify.laws import sides
+from tapestry_egg.rules.verify.unlike import Unlike
 from tapestry_egg.rules.verify.values import landmarks
 
 RULES = load_book(Path(__file__).with_name("rules_sound.yaml")).rules

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,15 @@ from tapestry_egg.rules import Rule, load_book
 from tapestry_egg.rules.verify.samples import Draw
 from tapestry_egg.rules.verify.values import drawn, ends, named_dtypes, near
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
+
+
+def halved(cases: list[tuple[str, str, str]]) -> list[Any]:
+    """Every second case as it is, the others in the last tier."""
+    return [
+        pytest.param(*case, id=case[0], marks=pytest.mark.long if k % 2 else ())
+        for k, case in enumerate(cases)
+    ]
+
 
 #: Equal over the reals, and with few digits left, or none, somewhere: where, pattern, replacement.
 LOSES = [
@@ -59,7 +69,7 @@ def law(folder: Path, match: str, replace: str, numerics: str = "reorders", also
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("where, match, replace", LOSES, ids=[case[0] for case in LOSES])
+@pytest.mark.parametrize("where, match, replace", halved(LOSES))
 def test_lost_digits_are_told(where: str, match: str, replace: str, tmp_path: Path) -> None:
     with pytest.raises(RuleRefused, match="round differently"):
         verify_rule(law(tmp_path, match, replace))
@@ -68,7 +78,7 @@ def test_lost_digits_are_told(where: str, match: str, replace: str, tmp_path: Pa
         assert verify_rule(real) is not None, "it is true of the reals"
 
 
-@pytest.mark.parametrize("what, match, replace", KEEPS, ids=[case[0] for case in KEEPS])
+@pytest.mark.parametrize("what, match, replace", halved(KEEPS))
 @pytest.mark.slow
 def test_another_order_loses_nothing(what: str, match: str, replace: str, tmp_path: Path) -> None:
     assert verify_rule(law(tmp_path, match, replace)) is not None

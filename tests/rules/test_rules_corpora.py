@@ -40,7 +40,7 @@ def test_some_of_what_fails_somewhere_is_refused(rule: Rule) -> None:
 
 
 # Some of what is true, and of that a sixth in the first tier.
-SOME = [pytest.param(r, marks=pytest.mark.slow if k % 6 else ()) for k, r in enumerate(TRUE[::40])]
+SOME = [pytest.param(r, marks=pytest.mark.slow if k % 6 else ()) for k, r in enumerate(TRUE[::67])]
 
 
 @pytest.mark.parametrize("rule", SOME, ids=lambda r: r.name)

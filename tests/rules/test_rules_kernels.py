@@ -13,7 +13,6 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.reference import kernels
 from tapestry_egg.rules import load_book
@@ -26,9 +25,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "rules"
 @pytest.fixture(scope="module")
 def largest() -> Iterator[ModuleType]:
     """The example, its kernel known while it is looked at: other tests go through all kernels."""
-    registry.templates()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(registry, "_TEMPLATES", dict(registry._TEMPLATES))
         patch.setattr(kernels, "_OWN", {})
         spec = importlib.util.spec_from_file_location("largest", FOLDER / "largest.py")
         assert spec is not None and spec.loader is not None

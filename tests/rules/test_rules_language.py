@@ -13,7 +13,7 @@ from tapestry_egg.rules import Rule, load_book
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.language.families import FAMILIES, SELECTED, kernels_of
 from tapestry_egg.rules.language.rewrites import Apply, Constant, Tensor, read_term
-from tapestry_egg.rules.verify.instances import example_graph
+from tapestry_egg.rules.verify.examples import example_graph
 
 HEAD = """ruleset: algebra
 rules:

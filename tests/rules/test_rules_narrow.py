@@ -10,7 +10,7 @@ import pytest
 
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import load_books
-from tapestry_egg.rules.verify.instances import example_graph
+from tapestry_egg.rules.verify.examples import example_graph
 from tests.rewrite.equal_forms import forced
 
 RULES = {r.name: r for b in load_books(("streaming", "loss")) for r in b.rules}

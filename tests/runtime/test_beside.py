@@ -15,10 +15,11 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import TargetError
-from tapestry_egg.machine.target import Combiner, load_target
+from tapestry_egg.machine.compiler_choices import Combiner
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.compiler_options import passed_options
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime.compile import CompiledPlan
+from tapestry_egg.runtime.compiled import CompiledPlan
 from tests.runtime.lowered import numbers
 
 pytestmark = pytest.mark.slow  # to search

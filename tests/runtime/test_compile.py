@@ -20,7 +20,7 @@ from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec
 from tapestry_egg.runtime import compile, hlo_stats
-from tapestry_egg.runtime.compile import jax_mesh
+from tapestry_egg.runtime.compiled import jax_mesh
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
 

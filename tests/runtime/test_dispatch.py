@@ -19,7 +19,7 @@ from tapestry_egg.pipeline.jit import optimized as optimized_module
 from tapestry_egg.pipeline.jit.optimized import Optimized
 
 # The package's name of it is the function.
-compiling = importlib.import_module("tapestry_egg.runtime.compile")
+compiling = importlib.import_module("tapestry_egg.runtime.compiled")
 
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
 

@@ -284,7 +284,7 @@ def test_calls_into_python_are_made_once_in_all_and_what_they_raise_comes_everyw
     assert "failed in another process" in second["raised"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_number_of_devices_is_an_error_on_every_process() -> None:
     ended = run_job("train", {}, {"devices": 2})
     for e in ended:

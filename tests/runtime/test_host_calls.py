@@ -18,7 +18,7 @@ from jax.experimental import io_callback
 
 import tapestry_egg as te
 from tapestry_egg.runtime import compare, compile, planned_collectives
-from tapestry_egg.runtime.compile import caller_of
+from tapestry_egg.runtime.compiled import caller_of
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import random_plan
 from tests.runtime.lowered import MESH, numbers, same

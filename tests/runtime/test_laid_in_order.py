@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import tapestry_egg as te
 from tapestry_egg.errors import TargetError
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.target import Tiles
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.runtime import hlo_stats
 from tapestry_egg.runtime.lower.laid import in_order, laid_tight, turned_back

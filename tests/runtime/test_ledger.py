@@ -27,11 +27,11 @@ from tapestry_egg.extract.certify.certificate import recompute
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.machine import costs, target
+from tapestry_egg.machine import costs, tiles
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans import collectives, planned, specs
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime.compile import donated_arguments
+from tapestry_egg.runtime.compiled import donated_arguments
 from tapestry_egg.runtime.emitted import audit, emitted
 from tapestry_egg.runtime.ledger.check import check, held_at_least
 from tapestry_egg.runtime.ledger.equations import Program, Region, Sent, all_sent
@@ -294,6 +294,11 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]] 
     "large": (
         step,
         ({"up": struct(1024, 4096), "down": struct(4096, 1024)}, *[struct(8192, 1024)] * 2),
+        {"mesh_shapes": [SQUARE]},
+    ),
+    "sums": (
+        step,
+        ({"up": struct(64, 128), "down": struct(128, 64)}, *[struct(8192, 64)] * 2),
         {"mesh_shapes": [SQUARE]},
     ),
     "rounds": (rounds, (struct(256, 256), struct(256, 256)), {"mesh_shapes": [MESH], "pins": CUT}),
@@ -583,7 +588,7 @@ def not_donated(patch: pytest.MonkeyPatch) -> None:
 LOWERED: dict[str, tuple[str, Any]] = {
     "a gather left out": ("step", left_out("all_gather")),
     "a scattered sum left out": ("step", left_out("reduce_scatter")),
-    "a sum left out": ("large", left_out("all_reduce")),
+    "a sum left out": ("sums", left_out("all_reduce")),
     "collectives over another axis of the same size": ("square", applied(along_others)),
     "an all-reduce before a slice": ("step", applied(reduced_everywhere)),
     "collectives twice": ("step", applied(twice)),
@@ -638,7 +643,7 @@ def quarter_of_profiles(patch: pytest.MonkeyPatch) -> None:
 
 
 def quarter_of_arrays(patch: pytest.MonkeyPatch) -> None:
-    true = target.stored_bytes
+    true = tiles.stored_bytes
     everywhere(patch, true, lambda *given, **more: true(*given, **more) // 4)
 
 

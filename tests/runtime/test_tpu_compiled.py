@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import tapestry_egg as te
 from models import mlp
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.target import stored_bytes
+from tapestry_egg.machine.tiles import stored_bytes
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.collectives import apply
 from tapestry_egg.plans.plan import Change

@@ -7,21 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
 
 SHIPPED = Path(registry.__file__).with_name("templates")
-
-
-def apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Templates that a test adds are known to that test alone."""
-    monkeypatch.setattr(registry, "_TEMPLATES", dict(registry.templates()))
-    monkeypatch.setattr(registry, "_ADDED", [])
-    for cache in ("_INSTANCES", "_SIGNATURES", "_TYPES"):
-        monkeypatch.setattr(registry, cache, {})
 
 
 def add_under_other_names(kernels: Iterable[str], folder: Path) -> None:

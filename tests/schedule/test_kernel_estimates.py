@@ -10,7 +10,8 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.graph.ids import FlatId
-from tapestry_egg.machine.target import FusionCosts, load_target
+from tapestry_egg.machine.compiler_choices import FusionCosts
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.schedule.inlining import KernelEstimate, fusion
 from tests.schedule.test_lifetimes import h100s, made_by, scheduled

@@ -428,7 +428,7 @@ def test_xla_for_h100_holds_what_a_plan_of_two_carries_promises(name: str, donat
 
 
 def test_xla_for_h100_needs_what_was_predicted() -> None:
-    from tapestry_egg.runtime.compile import compile
+    from tapestry_egg.runtime.compiled import compile
     from tapestry_egg.runtime.measure.hlo import hlo_stats
 
     devices = h100s()

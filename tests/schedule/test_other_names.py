@@ -25,7 +25,7 @@ from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, schedule
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import random_plan
-from tests.schedule.other_names import add_under_other_names, apart, under_other_names
+from tests.schedule.other_names import add_under_other_names, under_other_names
 
 X = jax.ShapeDtypeStruct((128, 128), jnp.float32)
 ALONE = MeshShape((), ())
@@ -108,12 +108,9 @@ def lowered(graph: BlockGraph, platform: str) -> Any:
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_a_kernel_by_another_name_is_modelled_and_lowered_alike(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_by_another_name_is_modelled_and_lowered_alike(name: str, tmp_path: Path) -> None:
     fn, kernels = TOLD[name]
     graph = trace(fn, X, STACK, ROW).graph
-    apart(monkeypatch)
     add_under_other_names(kernels, tmp_path)
     other = under_other_names(graph, kernels)
     assert other != graph

@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.machine.target import Tiles
+from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.lying import window_dims
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +20,28 @@ from tapestry_egg.loom.read import PROGRAMS
 from tapestry_egg.metakernels.views import View, ViewError, folded_views
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.show.drawing import draw, parse_cover
+from tapestry_egg.symbolic.kernels import Kernel
 from tapestry_egg.tracing.trace import Program
 
 TEMPLATES = Path(__file__).parents[2] / "docs" / "templates" / "tapestry.yaml"
 
-LINEAR = te.kernel(
-    "linear",
-    TEMPLATES,
-    run=lambda x, A, b=None: x @ A if b is None else x @ A + b,
-    reference=lambda x, A, b=None: x @ A if b is None else x @ A + b,
-)
-RELU = te.kernel(
-    "relu", TEMPLATES, run=lambda x: jnp.maximum(x, 0), reference=lambda x: np.maximum(x, 0)
-)
+LINEAR, RELU = Kernel("linear"), Kernel("relu")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def kernels() -> None:
+    def linear(x: Any, A: Any, b: Any = None) -> Any:
+        return x @ A if b is None else x @ A + b
+
+    te.kernel("linear", TEMPLATES, run=linear, reference=linear)
+    relu = partial(te.kernel, "relu", TEMPLATES)
+    relu(run=lambda x: jnp.maximum(x, 0), reference=lambda x: np.maximum(x, 0))
+
+
+@cache
 def linear_relu() -> Program:
     x, w, b = te.tensor("x", (100, 12)), te.tensor("W", (12, 32)), te.tensor("b", (32,))
     return te.program(RELU(LINEAR(x, A=w, b=b)), name="linear.relu")
-
-
-PROGRAM = linear_relu()
 
 
 def arrays(*shapes: tuple[int, ...]) -> list[np.ndarray]:
@@ -52,7 +54,7 @@ WANTED = np.maximum(X @ W + B, 0)
 
 
 def test_kernels_on_symbolic_tensors_are_a_block_graph() -> None:
-    graph = PROGRAM.graph
+    graph = linear_relu().graph
     assert [op.kernel for op in graph.operations] == ["linear", "relu"]
     assert graph.input_names == ("x", "W", "b") and graph.output_names == ("",)
     assert [str(graph.values[v]) for v in graph.outputs] == ["f32[100, 32]"]
@@ -62,9 +64,9 @@ def test_kernels_on_symbolic_tensors_are_a_block_graph() -> None:
 
 def test_x7_the_fourfold_sharding() -> None:
     """The figures of the Tapestry project's example, with x at the origin."""
-    graph = PROGRAM.graph
+    graph = linear_relu().graph
     covers = dict(parse_cover(graph, text) for text in ("0:batch=2,out=2", "1:shape0=2,shape1=2"))
-    loom = to_loom(PROGRAM, covers)
+    loom = to_loom(linear_relu(), covers)
     assert PROGRAMS.issues(loom) == []
     labels = {n.id: n.label for n in loom.nodes}
     parts = [body_of(n) for n in loom.nodes if n.kind == APPLICATION]
@@ -84,12 +86,12 @@ def test_x7_the_fourfold_sharding() -> None:
 
 
 def test_it_is_saved_and_drawn_as_others_are(tmp_path: Path) -> None:
-    te.save(PROGRAM, tmp_path / "p.json")
-    assert te.load(tmp_path / "p.json").graph == PROGRAM.graph
-    cover = dict([parse_cover(PROGRAM.graph, "0:batch=2,out=2")])
-    draw(PROGRAM.graph, str(tmp_path / "p.svg"), cover)
+    te.save(linear_relu(), tmp_path / "p.json")
+    assert te.load(tmp_path / "p.json").graph == linear_relu().graph
+    cover = dict([parse_cover(linear_relu().graph, "0:batch=2,out=2")])
+    draw(linear_relu().graph, str(tmp_path / "p.svg"), cover)
     assert (tmp_path / "p.svg").read_text().count("linear") >= 1
-    assert te.trace(PROGRAM) is PROGRAM, "so a file of the command line may give it"
+    assert te.trace(linear_relu()) is linear_relu(), "so a file of the command line may give it"
 
 
 @pytest.mark.slow
@@ -97,10 +99,14 @@ def test_it_is_optimised_and_run_as_others_are() -> None:
     brief = te.Settings(work=0.5, workers=1)
     square = [te.MeshShape(("x", "y"), (2, 2))]
     pins = {"result": ("x", "y")}
-    plan = te.optimize(PROGRAM, "cpu:4", pins=pins, mesh_shapes=square, settings=brief).best()
+    plan = te.optimize(linear_relu(), "cpu:4", pins=pins, mesh_shapes=square, settings=brief).best()
     found = {name: plan.tensor(name).layout for name in ("x", "W", "b")}
     assert found == {"x": "[x, .]", "W": "[., y]", "b": "[y]"}
-    for run in (PROGRAM, te.compile(plan), te.compile(te.optimize(PROGRAM, "cpu:8").best())):
+    for run in (
+        linear_relu(),
+        te.compile(plan),
+        te.compile(te.optimize(linear_relu(), "cpu:8").best()),
+    ):
         np.testing.assert_allclose(run(X, W, B), WANTED, rtol=1e-5, atol=1e-5)
 
 

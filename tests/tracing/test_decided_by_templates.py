@@ -18,7 +18,7 @@ from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.tracing.jaxprs import block_graph
-from tests.schedule.other_names import add_under_other_names, apart
+from tests.schedule.other_names import add_under_other_names
 
 X = np.linspace(-1.0, 1.0, 64, dtype=np.float32).reshape(8, 8)
 N = np.arange(64, dtype=np.int32).reshape(8, 8)
@@ -98,11 +98,8 @@ def _mine(kernel: str, several: bool) -> Primitive:
 
 
 @pytest.mark.parametrize("name", DECIDED)
-def test_a_kernel_by_another_name_is_decided_alike(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_kernel_by_another_name_is_decided_alike(name: str, tmp_path: Path) -> None:
     kernel, function, x, count = DECIDED[name]
-    apart(monkeypatch)
     add_under_other_names([kernel], tmp_path)
     theirs, mine = graph_of(function, x), graph_of(function, x, kernel)
     assert len(theirs.operations) == count
@@ -140,9 +137,8 @@ OPEN.def_abstract_eval(lambda x, on: x)
     ],
 )
 def test_a_template_of_ones_own_says_what_is_decided(
-    said: str, on: float, left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, on: float, left: list[str], tmp_path: Path
 ) -> None:
-    apart(monkeypatch)
     _add(said, tmp_path)
     assert [op.kernel for op in _gated(on).operations] == left
 
@@ -161,9 +157,8 @@ def test_a_template_of_ones_own_says_what_is_decided(
     ],
 )
 def test_what_a_template_cannot_say_is_refused_with_its_place(
-    said: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, fault: str, tmp_path: Path
 ) -> None:
-    apart(monkeypatch)
     with pytest.raises(TemplateError, match=fault) as error:
         _add(said, tmp_path)
         op = next(op for op in _gated(0.0).operations if op.kernel == "gate")
@@ -192,9 +187,8 @@ ROUNDED.def_abstract_eval(lambda x: x.update(dtype=np.dtype("int32")))
     ],
 )
 def test_what_does_not_fit_the_result_is_refused_with_its_place(
-    said: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    said: str, fault: str, tmp_path: Path
 ) -> None:
-    apart(monkeypatch)
     path = tmp_path / "whole.yaml"
     path.write_text(WHOLE % said, "utf-8")
     registry.add_templates(path)

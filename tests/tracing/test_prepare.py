@@ -19,7 +19,7 @@ from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules.language.book import load_books
-from tapestry_egg.runtime.compile import compile
+from tapestry_egg.runtime.compiled import compile
 from tapestry_egg.schedule.one_device import program_seconds
 from tapestry_egg.tracing.constants import prepare, prepared_operations, with_prepared
 from tapestry_egg.tracing.emit import emit

@@ -104,6 +104,5 @@ def test_x13_convolution_has_a_halo() -> None:
     assert x.image(bottom).start[2:3] + x.image(bottom).end[2:3] == (4, 10)
     assert prod(x.image(index).shape) == 10000
     assert x.replication_cost((top, bottom)) == 2000
-    assert x.shared_volume(2, top.shape) == 100 * 2 * 10
     padded = Projection(((1, 0), (0, 1)), (-1, -1), (3, 3))
     assert padded.point((0, 0)).start == (-1, -1)

@@ -190,8 +190,8 @@ class Model:
         return self.form.trimmed(picked) if acyclic(self.form, picked) else None
 
 
-def nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> list[int]:
-    """Classes of a set that no other of it implies."""
+def nearest(known: Closure, sets: dict[int, int], c: int) -> list[int]:
+    """Classes of a set that no other of it implies, twelve at most."""
     others = known.members(sets[c] & ~(1 << known.bit[c]))
     if len(others) > 2000:
         return []
@@ -202,7 +202,7 @@ def nearest(known: Closure, sets: dict[int, int], c: int, most: int = 12) -> lis
         if not covered >> known.bit[d] & 1:
             found.append(d)
             covered |= sets[d]
-            if len(found) == most:
+            if len(found) == 12:
                 break
     return found
 

@@ -17,7 +17,7 @@ from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import TraceError, UnplannedError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime.compile import Answer, count_miss, dispatcher
+from tapestry_egg.runtime.compiled import Answer, count_miss, dispatcher
 from tapestry_egg.tracing.call_signature import (
     Jitted,
     Signature,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     import jax
 
     from tapestry_egg.graph.blockgraph import BlockGraph
-    from tapestry_egg.runtime.compile import CompiledPlan
+    from tapestry_egg.runtime.compiled import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
 

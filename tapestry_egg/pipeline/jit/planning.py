@@ -25,7 +25,7 @@ from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline.settings import DANGER, Settings
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.quantities import BYTES
-from tapestry_egg.runtime.compile import CompiledPlan, compile
+from tapestry_egg.runtime.compiled import CompiledPlan, compile
 from tapestry_egg.schedule.flatten import is_below
 from tapestry_egg.tracing.constraints import active_mesh, contract_of, spec_dims
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.progress import Progress
     from tapestry_egg.rules.language.book import RuleBook
-    from tapestry_egg.runtime.compile import CompiledPlan
+    from tapestry_egg.runtime.compiled import CompiledPlan
     from tapestry_egg.tracing.trace import Program
 
 # Operations of programs whose fastest plan is found here: with so few it takes less time than to

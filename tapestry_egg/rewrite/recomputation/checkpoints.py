@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import FlatId
+from tapestry_egg.machine.compiler_choices import FusionCosts
 from tapestry_egg.machine.tables.kernel_rates import kernel_rate
-from tapestry_egg.machine.target import FusionCosts, Target
+from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
 from tapestry_egg.schedule.one_device import unit_seconds
 from tapestry_egg.schedule.own_arrays import self_compared
