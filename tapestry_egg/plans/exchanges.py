@@ -333,11 +333,12 @@ class There:
 
 
 def sent_together(
-    readers: Sequence[Reader], made: Callable[[int], int]
+    readers: Sequence[Reader], made: Callable[[int], int], at_once: bool = False
 ) -> tuple[tuple[Reader, ...], ...]:
     """Which operations of a body send rows together: those whose operands are there when the first
     of them runs. `readers` are in program order, all of each unit of which one gets rows; `made`
-    as `There` has it."""
+    as `There` has it. With `at_once` no rows are waited for, so that groups are as few as can be.
+    """
     there, groups = There(made), list[list[Reader]]()
     for reader in readers:
         last, copies = there.reads(reader)
@@ -347,7 +348,7 @@ def sent_together(
             if group is None:
                 groups.append(group := [])
             group.append(reader)
-            last = group[0].operation
+            last = last if at_once else group[0].operation
         there.leaves(reader, last, copies)
     return tuple([tuple(g) for g in groups])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
@@ -27,6 +28,7 @@ from tapestry_egg.machine.energy import (
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.exchanges import (
     Exchange,
+    Permute,
     Reader,
     There,
     Way,
@@ -68,8 +70,7 @@ class Neighbours:
             found = {m: every[m].get(n, ()) for m, n in zip(some, numbers, strict=True)}
             if any(found.values()):
                 readers = self._readers(unit, found, dict(zip(some, numbers, strict=True)))
-                groups = sent_together(readers, self._made)
-                given = readers, groups, self.mesh, self.target, ahead
+                given = readers, self._groups(readers, ahead), self.mesh, self.target, ahead
                 made[k] = unit_exchange_costs(*given)[:4]
         return made[row.reshape(-1)]
 
@@ -83,6 +84,15 @@ class Neighbours:
         number = {int(i): m for m, i in enumerate(unit.members)}
         late = [sum([p <= self._made(v) for p in places]) for _, _, v in unit.reads]
         return *late, *[(number[i], *rest) for i, *rest in self._ahead(unit)]
+
+    def _groups(self, readers: Sequence[Reader], ahead: Ahead) -> tuple[tuple[Reader, ...], ...]:
+        """Which operations of a unit send rows together, in groups that are as few as can be if an
+        earlier kernel may send some."""
+        if not ahead:
+            return sent_together(readers, self._made)
+        carried = tuple([r for r in readers if r.rows and _is_carried(r, ahead)])
+        others = [replace(r, exchanges=()) if r in carried else r for r in readers]
+        return (carried, *sent_together(others, self._made, at_once=True))
 
     def _made(self, v: int) -> int:
         return self.made.get(v, -1)
@@ -197,7 +207,8 @@ def unit_exchange_costs(
     ahead: Ahead = MappingProxyType({}),
 ) -> ExchangeCosts:
     """What the exchanges of one unit's operations take, in program order, and what the permutes of
-    `groups` do that operations of this unit are the first of; without what is sent `ahead`.
+    `groups` do that operations of this unit are the first of; no more than that if earlier kernels
+    may send some rows `ahead`.
 
     Every permute, and every collective of states, is on its own. A kernel takes out the rows of a
     permute that carries those of several blocks; of one block, where the operation's own kernel
@@ -212,12 +223,17 @@ def unit_exchange_costs(
     copied: list[tuple[float, int]] = []  # bytes that kernels write, and how many of them
     held: dict[object, float] = {}
     seconds = energy = sent = moved = 0.0
+    few: dict[object, list[Permute]] = {}  # permutes that may be fewer
     for group in groups:
-        carried = [r for r in group if all([(r.operation, e.way) in ahead for e in r.rows])]
+        carried = [r for r in group if _is_carried(r, ahead)]
         own = [r for r in group if r not in carried]
         for n, one in enumerate(p for x in rounds(own, mesh) for p in x.permutes):
-            sends.append((BESIDE, float(one.nbytes), one.axes))
-            several, inside = len(one.pieces) > 1, _is_inside(one.pieces[0].exchange, target)
+            several = len(one.pieces) > 1 and not ahead
+            inside = all([_is_inside(p.exchange, target) for p in one.pieces])
+            if ahead:
+                few.setdefault((one.axes, one.pairs), []).append(one)
+            else:
+                sends.append((BESIDE, float(one.nbytes), one.axes))
             if several or inside:
                 copied.append((float(one.nbytes), 1))
                 held[group[0].operation, "permute", n] = 2.0 * one.nbytes
@@ -230,6 +246,9 @@ def unit_exchange_costs(
                 energy += collective_dynamic_joules(BESIDE, more, *given)
                 energy += idle_joules(took, mesh.devices, target)
                 sent += collective_wire_bytes(BESIDE, more, mesh.parts(one.axes))
+    for alike in few.values():  # with more bytes in one, and none in others, they take least
+        sizes = [float(sum([one.nbytes for one in alike])), *[0.0] * (len(alike) - 1)]
+        sends += [(BESIDE, nbytes, alike[0].axes) for nbytes in sizes]
     for reader in unit:
         for e in reader.exchanges:
             sends += [(kind, float(payload), e.axes) for kind, payload in e.states]
@@ -262,6 +281,11 @@ def held_until_read(
                 last = max([unit[k] for k, _, key in one.exchanges if key in keys])
                 if last > first:
                     yield first, last, float(permute.nbytes)
+
+
+def _is_carried(reader: Reader, ahead: Ahead) -> bool:
+    """Whether an earlier kernel's permutes may carry all rows of an operation."""
+    return bool(ahead) and all([(reader.operation, e.way) in ahead for e in reader.rows])
 
 
 def _is_inside(e: Exchange, target: Target) -> bool:
