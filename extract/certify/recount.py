@@ -32,12 +32,17 @@ from tapestry_egg.machine.energy import (
     joules,
 )
 from tapestry_egg.plans.collectives import after
-from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges
+from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges, sent_together
 from tapestry_egg.plans.plan import BodyPlan, Change, Plan, PlannedCollective
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import FlatProgram, Instance
 from tapestry_egg.schedule.units import Unit
-from tapestry_egg.shard.neighbours import ExchangeCosts, makers, unit_exchange_costs
+from tapestry_egg.shard.neighbours import (
+    ExchangeCosts,
+    held_until_read,
+    makers,
+    unit_exchange_costs,
+)
 
 from .buffers import buffers, in_places
 from .ground import Ground
@@ -348,18 +353,53 @@ class Walk:
         return reduce(Work.then, works)
 
     def exchanged(self, unit: Unit) -> ExchangeCosts | None:
-        """What the operations of a unit get from neighbours; None where that is nothing."""
-        if self.margins.keys().isdisjoint(unit.members):
-            return None
-        readers = []
-        for i in unit.members:
-            instance, needs = self.program.instances[i], tuple[Layout, ...]()
-            if i in self.margins:
-                needs = self.bodies[instance.body].strategies[instance.operation].needs
-            ports = instance.inputs, needs, instance.outputs
-            readers.append(Reader(instance.operation, *ports, self.margins.get(i, ())))
+        """What the operations of a unit get from neighbours, and what those after them get at once
+        with them; None where that is nothing."""
+        return self.beside.get(self.ground.unit_of[unit.root])
+
+    @cached_property
+    def _readers(self) -> dict[int, list[Reader]]:
+        """The operations of units of which some get something from neighbours, by their bodies."""
+        found: dict[int, list[Reader]] = {}
+        instances = self.program.instances
+        for u, unit in enumerate(self.schedule.units):
+            if self.margins.keys().isdisjoint(unit.members):
+                continue
+            for i in unit.members:
+                x, needs = instances[i], tuple[Layout, ...]()
+                op = self.bodies[x.body].graph.operations[x.operation]
+                if i in self.margins:
+                    needs = self.bodies[x.body].strategies[x.operation].needs
+                every = enumerate(x.inputs)
+                copies = any([self.given[v] != self.needed[i, p] for p, v in every])
+                own = x.inputs, needs, x.outputs, self.margins.get(i, ()), u, copies, op.remat
+                found.setdefault(x.body, []).append(Reader(x.operation, *own))
+        return {b: sorted(own, key=lambda r: r.operation) for b, own in found.items()}
+
+    @cached_property
+    def _groups(self) -> list[tuple[Reader, ...]]:
+        """The operations that send rows together."""
         made = self.schedule.once(lambda: makers(self.schedule), "makers")
-        return unit_exchange_costs(readers, made, self.mesh, self.target)
+        every = self._readers.values()
+        return [g for own in every for g in sent_together(own, lambda v: made.get(v, -1))]
+
+    @cached_property
+    def beside(self) -> dict[int, ExchangeCosts]:
+        """What units get from neighbours, by their numbers."""
+        units: dict[int, list[Reader]] = {}
+        for r in (r for own in self._readers.values() for r in own):
+            units.setdefault(r.unit, []).append(r)
+        return {
+            u: unit_exchange_costs(
+                own, [g for g in self._groups if g[0].unit == u], self.mesh, self.target
+            )
+            for u, own in units.items()
+        }
+
+    @cached_property
+    def rows_ahead(self) -> list[tuple[int, int, float]]:
+        """Rows that are in memory from one unit on until another, and their bytes."""
+        return [*held_until_read(self._groups, self.mesh)]
 
     # Memory
 
@@ -404,6 +444,9 @@ class Walk:
                     yield v, Buffer(at, at + ticks, amount, self.given[v], "scratch")
             if u in self.in_two:
                 yield from copy_in_memory(self.ground, self.in_two[u], self.mesh)
+        for first, last, amount in self.rows_ahead:
+            (v, *_) = self.schedule.units[first].outputs
+            yield v, Buffer(2 * first + 2, 2 * last + 2, amount, self.given[v], "scratch")
 
     def _left(self, v: int) -> int | None:
         """The tick from which a value is no longer in memory as it was made: it leaves as a copy,

@@ -34,7 +34,8 @@ class UnitChoices:
     """Units with their rows, and copy tables by tensor type, those of `fills` apart, since nothing
     is sent for them; all costs are of one run of a unit.
     `truncated` kernels, and so many ports, have more rows than are here; `uncombined` values inside
-    kernels are never combined there."""
+    kernels are never combined there. Some rows leave out what is `sent_ahead`, with what an earlier
+    kernel sends, if it does."""
 
     schedule: Schedule
     saturated: Saturated
@@ -47,6 +48,7 @@ class UnitChoices:
     uncombined: int = 0
     fills: frozenset[int] = frozenset()
     of_fills: Mapping[TensorType, CopyTable] = field(default_factory=dict)
+    sent_ahead: bool = False
 
     def table(self, value: int) -> CopyTable:
         """The copies of a flat value."""
@@ -124,6 +126,7 @@ def unit_choices(
         inside.others,
         written,
         of_fills,
+        joiner.neighbours.sends_ahead,
     )
 
 

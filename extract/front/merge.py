@@ -25,7 +25,7 @@ from tapestry_egg.plans.planned import planned_collectives
 
 from .front import Front, in_order, unmet, value, within
 from .notes import note
-from .plans import make_plan
+from .plans import make_plan, may_hold_more
 
 # Candidates that are over a limit by no more than this share are made into plans all the same.
 _JUST = 0.02
@@ -70,7 +70,7 @@ def merge(
             refused.append(error)
             continue
         plans.append(plan)
-        more |= plan.costs.peak_bytes > round(c.peak)
+        more |= plan.costs.peak_bytes > round(c.peak) and may_hold_more(assembled.choices)
     if refused and not plans:
         raise refused[0]
     for each in refused:

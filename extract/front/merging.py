@@ -214,7 +214,7 @@ def _cuts(
     held = float(plan.costs.peak_bytes)
     ways = {candidates.groups(which, waits) for waits in (True, False) for which in WHICH}
     few = LEAST * plan.costs.seconds
-    saving = sorted(((x, s) for x, s in ways if s >= few), key=lambda one: (-one[1], one[0]))
+    saving = sorted(((x, s) for x, s in ways if s >= few), key=lambda one: (-one[1], repr(one[0])))
     if not any(worth(Cut(groups, saved, held)) for groups, saved in saving):
         return []
     peaks = Peaks(candidates)

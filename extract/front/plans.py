@@ -11,6 +11,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.buffers import may_have_places
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.problem.assemble import PlanProblem, Sharing
 from tapestry_egg.extract.problem.problem import Ints
@@ -37,10 +38,11 @@ def make_plan(
     """The executable plan of one labelling, with its predicted costs and its bound in seconds; its
     collectives, and the bytes that they send, where these are to be `listed`.
 
-    Where compilers hold memory for results before they are made, a problem counts it from below,
-    and the plan's peak is counted from the plan; `grounds`, by the identity of schedules, serve for
-    several plans, and what is found so is added. Raises ExtractError where less is counted from the
-    plan than the search has proven of its labelling.
+    Costs are counted from the plan if the problem counts them from below: where compilers hold
+    memory for results before they are made, or a kernel's rows may be sent with those of an earlier
+    one. `grounds`, by the identity of schedules, serve for several plans, and what is found so is
+    added. Raises ExtractError where less is counted from the plan than the search has proven of its
+    labelling.
     """
     choices = assembled.choices
     rows = _settled(assembled, candidate.rows)
@@ -66,23 +68,31 @@ def make_plan(
     collectives = planned_collectives(plan) if listed else ()
     wire = float(sum(c.wire_bytes * c.count for c in collectives))
     plan = replace(plan, collectives=collectives, costs=replace(plan.costs, wire_bytes=wire))
-    schedule, target = choices.schedule, choices.target
-    if target.reserves and may_have_places(schedule, target):
-        known = {} if grounds is None else grounds
-        ground = known.get(id(schedule)) or Ground(schedule, target)
+    if may_hold_more(choices) or choices.sent_ahead:
+        schedule, known = choices.schedule, {} if grounds is None else grounds
+        ground = known.get(id(schedule)) or Ground(schedule, choices.target)
         known[id(schedule)] = ground
         walk = Walk(plan, ground)
-        walk.find_moves()
-        peak = round(max(walk.profile(), default=0.0))
-        if peak < (1.0 - _TOLERANCE) * plan.costs.peak_bytes:
-            raise ExtractError(
-                f"a peak of {peak} bytes was counted, the search proved at least "
-                f"{plan.costs.peak_bytes}",
-                where=f"a plan on {plan.mesh}",
-                hint="This is a defect of tapestry-egg; please report the program.",
-            )
-        plan = replace(plan, costs=replace(plan.costs, peak_bytes=peak))
+        if choices.sent_ahead:
+            costs = walk.certificate().costs
+        else:
+            walk.find_moves()
+            costs = replace(plan.costs, peak_bytes=round(max(walk.profile(), default=0.0)))
+        for name in ("seconds", "peak_bytes", "joules"):
+            counted, proven = getattr(costs, name), getattr(plan.costs, name)
+            if counted < (1.0 - _TOLERANCE) * proven:
+                raise ExtractError(
+                    f"{name} of {counted} was counted, the search proved at least {proven}",
+                    where=f"a plan on {plan.mesh}",
+                    hint="This is a defect of tapestry-egg; please report the program.",
+                )
+        plan = replace(plan, costs=costs)
     return plan
+
+
+def may_hold_more(choices: UnitChoices) -> bool:
+    """Whether plans may hold memory for results before they are made, more than a search counts."""
+    return choices.target.reserves and may_have_places(choices.schedule, choices.target)
 
 
 def _settled(assembled: PlanProblem, rows: Ints) -> Ints:

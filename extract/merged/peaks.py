@@ -269,6 +269,11 @@ class Peaks:
                     for v, b in copy_in_memory(walk.ground, walk.in_two[u], walk.mesh)
                 ]
             made += [u] * (len(self._buffers) - len(made))
+        for first, last, amount in walk.rows_ahead:
+            v, begin, end = walk.schedule.units[first].outputs[0], first + 1, last + 1
+            one = Buffer(_APART * begin + 2, _APART * end + 2, amount, walk.given[v], "scratch")
+            self._buffers.append((v, one))
+            made.append(first)
         self._of = np.array([*of, *[-1] * (len(self._buffers) - len(of))], dtype=np.int64)
         self._unit = np.array(made, dtype=np.int64)
         self._begin, self._end = (

@@ -21,6 +21,8 @@ from .regions import NOT_FAILED, Stacks, Turned
 if TYPE_CHECKING:
     import jax
 
+    from tapestry_egg.runtime.lower.kernels.margins import Came
+
     from .lower import LocalBody
 
     Arrays = Sequence[jax.Array]
@@ -44,9 +46,12 @@ class Frame:
     made_by: dict[int, int] = field(default_factory=dict)  # value -> operation
     #: copies that leave, or were made with others, before their readers' turn
     left: dict[Key, jax.Array] = field(default_factory=dict)
-    #: copies that were made before who has them first, and all that were made
-    early: set[Key] = field(default_factory=set)
-    copied: set[Key] = field(default_factory=set)
+    #: copies that were made before the turn of who makes them; operations before which all are made
+    #: that one collective makes
+    ready: set[Key] = field(default_factory=set)
+    joined: set[int] = field(default_factory=set)
+    #: by operation and operand, rows of neighbours that came for blocks
+    came: dict[tuple[int, int], Came] = field(default_factory=dict)
     #: those of them that kernels run beside, by the tie before which they were made
     on_their_way: list[tuple[Key, ...]] = field(default_factory=list)
     #: what waited for a large kernel's operands, since the next one collects it while that one runs
@@ -271,7 +276,7 @@ class Frame:
 
     def operands(self, k: int) -> list[jax.Array]:
         """The operands of reader k, in the layouts that it needs."""
-        self._join(self.local.joint[1].get(k, ()), k)
+        self._join_once(k, k)
         reads = self.local.reads[k]
         group = group_of(self.local.body, k)
         own = {} if group < 0 else self.shared.setdefault(group, {})
@@ -281,14 +286,7 @@ class Frame:
                     self.again(f.value, self.region)
         at_end = k == len(self.local.reads) - 1
         wanted = {f.key for f in reads if f.merged or at_end}
-        soon = {f.key for f in reads if f.origin == "copy"} | self.copied
-        for f in reads:  # of operations that send rows together some take copies before their turn
-            if f.origin in ("own", "kept") and not f.merged and f.key not in soon:
-                maker = self.local.made_copies[f.key]
-                x = self._late(f.value, k) if maker.again else self._made(f)
-                self.left[f.key] = self._copy(maker, x)
-                self.early.add(f.key)
-        wanted |= {f.key for f in reads if f.key in self.early}
+        wanted |= {f.key for f in reads if f.key in self.ready}
         there = wanted & self.left.keys()
         for f in reads:  # first, since tying a copy to another operand replaces that operand
             if f.again and f.key not in there:
@@ -314,6 +312,51 @@ class Frame:
             found, done = barrier((found, done))
             self._renew(done, k)
         return found
+
+    def early(self, k: int) -> list[jax.Array]:
+        """The operands of operation k before its turn; of copies only its own kernel's."""
+        reads, anew = enumerate(self.local.reads[k]), self.local.anew
+        found = [
+            (p, self._early(f.value) if f.have == f.need else self._copied(f, k)) for p, f in reads
+        ]
+        return [self._anew(x) if (k, p) in anew else x for p, x in found]
+
+    def _copied(self, f: Fetch, k: int) -> jax.Array:
+        """A copy that operation k reads, made for it before its turn if it is not there."""
+        if f.origin == "kept" and f.value in self._store("kept", f.value):
+            return self._store("kept", f.value)[f.value]
+        own = self.shared.get(group_of(self.local.body, k), {})
+        if f.key not in self.left and (f.value, f.need) in own:
+            return own[f.value, f.need]
+        if f.key not in self.left:
+            for place, members in self.local.joint[1].items():
+                if f.key in [one.key for one in members]:
+                    self._join_once(place, k)
+        if f.key not in self.left:
+            maker = self.local.made_copies[f.key]
+            x = self._late(f.value, k) if maker.again else self._early(f.value)
+            self.left[f.key] = self._copy(maker, x)
+            self.ready.add(f.key)
+        return self.left[f.key]
+
+    def _join_once(self, place: int, k: int) -> None:
+        """Make copies before operation k that one collective makes before operation `place`."""
+        if place not in self.joined:
+            self.joined.add(place)
+            self._join(self.local.joint[1].get(place, ()), k)
+
+    def _early(self, v: int) -> jax.Array:
+        """Value v; what is not there yet is computed for this, by operations of its reader's kernel
+        that send nothing any more."""
+        if self.region is not None and self._outside(v, self.region):
+            self.again(v, self.region)
+        store = self._store("produced", v)
+        if v not in store:
+            k = self.local.makers[v]
+            operands, q = self.early(k), self.local.body.graph.operations[k].outputs.index(v)
+            wider = self.local.wider(k, operands, self.came)
+            return self.local.run_operation(k, operands, NOT_FAILED, wider)[0][q]
+        return store[v]
 
     def repeat(self, k: int) -> None:
         """Keep a kernel that begins with operation k apart from one that stores the same."""
@@ -394,7 +437,6 @@ class Frame:
         return self._store("produced", f.value)[f.value]
 
     def _copy(self, f: Fetch, x: jax.Array) -> jax.Array:
-        self.copied.add(f.key)
         for step in f.steps:
             x = apply(x, step, self.local.mesh, self.local.platform)
             if f.value in self.local.images and turns(step, x.shape):

@@ -59,6 +59,8 @@ from .updates import updates, within_products
 if TYPE_CHECKING:
     import jax
 
+    from tapestry_egg.runtime.lower.kernels.margins import Came
+
     Arrays = Sequence[jax.Array]
 
 
@@ -146,37 +148,13 @@ class LocalBody:
     @cached_property
     def together(self) -> dict[int, tuple[Reader, ...]]:
         """The operations that get rows from neighbours, those together that send theirs so, by the
-        first of them."""
+        first of them, which sends."""
         return {group[0].operation: group for group in together(self.body, self.mesh)}
 
     @cached_property
-    def order(self) -> tuple[tuple[int, ...], ...]:
-        """Operations as they are emitted, those at once that send rows together: when the first of
-        them comes, after what others read of their unit."""
-        operations = self.body.graph.operations
-        made = self.body.graph.producers()
-        done: set[int] = set()
-        found: list[tuple[int, ...]] = []
-        for k in range(len(operations)):
-            if k in done:
-                continue
-            group = [r.operation for r in self.together.get(k, ())] or [k]
-            left, before = [*group], set[int]()
-            while left:
-                read = {made[v] for v in operations[left.pop()].inputs if v in made}
-                left += read - done - before
-                before |= read - done
-            for j in sorted(before):
-                found.append((j,))
-            found.append(tuple(group))
-            done |= {*before, *group}
-        return tuple(found)
-
-    @cached_property
-    def position(self) -> dict[int, int]:
-        """When each operation is emitted, the body's outputs last."""
-        every = [k for ks in self.order for k in ks]
-        return {k: n for n, k in enumerate([*every, len(every)])}
+    def makers(self) -> dict[int, int]:
+        """Value -> the operation that makes it."""
+        return self.body.graph.producers()
 
     @cached_property
     def made_copies(self) -> dict[tuple[int, Layout, int], Fetch]:
@@ -190,16 +168,13 @@ class LocalBody:
         members: dict[int, list[tuple[int, Fetch]]] = {}
         for k, f in ((k, f) for k, reads in enumerate(self.reads) for f in reads if f.merged):
             members.setdefault(f.merged, []).append((k, f))
-        made = {v: k for k, op in enumerate(self.body.graph.operations) for v in op.outputs}
         after: dict[int, list[Fetch]] = {}
         before: dict[int, list[Fetch]] = {}
         end = len(self.body.graph.operations)
         for found in members.values():
-            last = max(
-                (made.get(f.value, -1) for _, f in found), key=lambda k: self.position.get(k, -1)
-            )
+            last = max(self.makers.get(f.value, -1) for _, f in found)
             soon = any(k == end or f.have.partial for k, f in found) and last >= 0
-            place = last if soon else min((k for k, _ in found), key=self.position.__getitem__)
+            place = last if soon else min(k for k, _ in found)
             (after if soon else before).setdefault(place, []).extend(f for _, f in found)
         return after, before
 
@@ -484,22 +459,20 @@ class LocalBody:
                 else jax.lax.empty(constant.shape, constant.dtype)
             )
         frame.stack(graph.inputs)
-        for ks in self.order:
-            operands = {k: self._operands(frame, k) for k in ks}
-            wider = self._exchanged(operands)
-            for k in ks:
-                op, own = graph.operations[k], operands[k]
-                with jax.named_scope(op.scope or op.kernel):
-                    q = frame.renews(k)
-                    if q is None:
-                        outputs, failed = self.run_operation(k, own, failed, wider)
-                    else:
-                        outputs = frame.renew(k, q, own)
-                if not self.rows.isdisjoint(op.outputs):
-                    outputs = [laid_in_order(x) for x in outputs]
-                if self.tiles and self.platform in ROUNDING and self.signatures[k].into_rows:
-                    outputs = [turned_back(x, self.tiles) for x in outputs]
-                frame.leave(k, outputs)
+        for k, op in enumerate(graph.operations):
+            operands = self._operands(frame, k)
+            wider = self._exchanged(frame, k, operands)
+            with jax.named_scope(op.scope or op.kernel):
+                q = frame.renews(k)
+                if q is None:
+                    outputs, failed = self.run_operation(k, operands, failed, wider)
+                else:
+                    outputs = frame.renew(k, q, operands)
+            if not self.rows.isdisjoint(op.outputs):
+                outputs = [laid_in_order(x) for x in outputs]
+            if self.tiles and self.platform in ROUNDING and self.signatures[k].into_rows:
+                outputs = [turned_back(x, self.tiles) for x in outputs]
+            frame.leave(k, outputs)
         frame.enter(None, len(graph.operations))
         found = frame.operands(len(graph.operations))
         for q in sorted(frame.unwritten()):
@@ -525,24 +498,38 @@ class LocalBody:
                 operands = frame.turned(k, operands)
         return operands
 
-    def _exchanged(self, operands: Mapping[int, Arrays]) -> dict[tuple[int, int], Margined]:
-        """The blocks of operands, by operation and operand, with the rows of neighbours that some
-        operations at once read."""
+    def _exchanged(self, frame: Frame, k: int, operands: Arrays) -> dict[int, Margined]:
+        """The blocks of operands of operation k that lack rows, with those rows; they come now for
+        all operations that send theirs with it."""
         import jax
 
-        found: dict[tuple[int, int], Margined] = {}
-        first = next(iter(operands))
-        if first not in self.together:
-            return found
-        op, group = self.body.graph.operations[first], self.together[first]
+        op = self.body.graph.operations[k]
         with jax.named_scope(op.scope or op.kernel):
-            for reader in group:
-                k = reader.operation
-                block = IndexBlock(self.signatures[k], self.body.strategies[k].cuts, self.mesh)
-                for p in dict.fromkeys(e.operand for e in reader.rows):
-                    given = operands[k], p, reader.needs[p], place(self.body, k)
-                    found[k, p] = block.margined(*given)
-            exchange(group, found, self.mesh)
+            if k in self.together:
+                blocks: dict[tuple[int, int], Margined] = {}
+                for reader in self.together[k]:
+                    j = reader.operation
+                    for p in dict.fromkeys(e.operand for e in reader.rows):
+                        blocks[j, p] = self.margined(j, p, operands if j == k else frame.early(j))
+                exchange(self.together[k], blocks, self.mesh)
+                frame.came.update({place: block.came for place, block in blocks.items()})
+            return self.wider(k, operands, frame.came)
+
+    def margined(self, k: int, p: int, operands: Arrays) -> Margined:
+        """The block of operand p of operation k, which is to get rows of neighbours."""
+        strategy = self.body.strategies[k]
+        block = IndexBlock(self.signatures[k], strategy.cuts, self.mesh)
+        return block.margined(operands, p, strategy.needs[p], place(self.body, k))
+
+    def wider(
+        self, k: int, operands: Arrays, came: Mapping[tuple[int, int], Came]
+    ) -> dict[int, Margined]:
+        """The blocks of operands of operation k with the rows that came for them."""
+        found = {}
+        for p in [p for j, p in came if j == k]:
+            found[p] = self.margined(k, p, operands)
+            found[p].came = came[k, p]
+            found[p].widen(self.mesh)
         return found
 
     def _laid(self, op: Operation, operands: Arrays) -> Arrays:
@@ -559,10 +546,10 @@ class LocalBody:
         k: int,
         operands: Arrays,
         failed: Any,
-        wider: Mapping[tuple[int, int], Margined] | None = None,
+        wider: Mapping[int, Margined] | None = None,
     ) -> tuple[Arrays, Any]:
-        """The outputs of operation k, and whether a call has failed by now; `wider` are blocks with
-        rows of neighbours, by operation and operand."""
+        """The outputs of operation k, and whether a call has failed by now; `wider` are blocks of
+        operands with rows of neighbours."""
         outputs: Arrays
         op, strategy = self.body.graph.operations[k], self.body.strategies[k]
         where, values = place(self.body, k), self.body.graph.values
@@ -579,8 +566,7 @@ class LocalBody:
             outputs, failed = run_once(op, made, operands, self.mesh, self.caller, failed)
         else:
             given = op, read, made, strategy, operands, self.mesh, where, self.platform
-            own = {p: x for (j, p), x in (wider or {}).items() if j == k}
-            outputs = run_kernel(*given, own)
+            outputs = run_kernel(*given, wider)
         for q, (t, layout, x) in enumerate(zip(made, strategy.gives, outputs, strict=True)):
             wanted = layout.local_shape(t.shape, self.mesh)
             if x.shape != wanted:

@@ -96,6 +96,12 @@ def may_be_an_operand(kernel: str) -> bool:
     return any(t.same_as is not None or t.joins for t in registry.templates().get(kernel, ()))
 
 
+def all_in_one_part(kernel: str, results: Sequence[TensorType]) -> bool:
+    """Whether the results of a kernel that cuts its operand in parts have all of it in one."""
+    parts = any(t.parts is not None for t in registry.templates().get(kernel, ()))
+    return parts and sum([t.size > 0 for t in results]) == 1
+
+
 def decided(
     kernel: str, params: Mapping[str, Any], operands: Sequence[KnownTensor]
 ) -> Decided | None:

@@ -3,9 +3,10 @@
 An operand may lie in blocks that an operation's boxes reach over, by less than a block: a window's
 margins, a shift. Then every device sends the rows at the ends of its block to the neighbours whose
 boxes reach there, by permutes, and runs the kernel on its block with the margins. Which rows these
-are follows from the projection alone. The operations of one unit whose operands are there when the
-first of them runs send theirs together: one permute carries all rows of one type that go the same
-way, and the rows that several operations read are sent once.
+are follows from the projection alone. If the operands of several operations are there when the
+first of them runs, their rows are sent together: one permute carries all rows of one type that go
+the same way, and rows that several operations read are sent once. Operations of later kernels read
+theirs when they run; until then these are in memory.
 
 Along a dim that is cumulative, or reduced to states of several arrays, every device runs the kernel
 on its block, gathers the states of all, and combines them with its own result. How large states are
@@ -15,7 +16,7 @@ follows from the dim's monoid.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from math import prod
@@ -31,16 +32,22 @@ from tapestry_egg.monoids import monoid
 from tapestry_egg.zspace import Projection
 
 from .collectives import places_of
-from .fetch import group_of
+from .fetch import group_of, produced_layouts
 from .plan import BodyPlan
 
 Cuts = tuple[tuple[int, ...], ...]
+#: Along which axes of a mesh rows are sent, whether around, and of which dim.
+Way = tuple[tuple[int, ...], bool, int]
 #: Which device sends to which.
 _Pairs = tuple[tuple[int, int], ...]
 
 #: Where the states of all devices take so many bytes, each combines a part of them: below, what is
 #: sent takes less time than one more collective.
 EXCHANGED = 1 << 20
+
+#: So many bytes of rows at most are sent with those of another kernel, and held until they are
+#: read: with more, what they hold counts for more than what a permute takes to start.
+AHEAD = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +83,11 @@ class Exchange:
     def is_rows(self) -> bool:
         """Whether rows are sent, and not states."""
         return not self.states
+
+    @property
+    def way(self) -> Way:
+        """The way that rows are sent."""
+        return self.axes, self.around, self.dim
 
     def held(self, mesh: MeshShape) -> int:
         """Bytes that stand beside operands and results while the operation runs."""
@@ -239,14 +251,18 @@ def exchanges_of(body: BodyPlan, k: int, mesh: MeshShape) -> tuple[Exchange, ...
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """An operation among those of its unit: its number in the body, the values that it reads, in
-    which layouts, those that it makes, and what it gets from neighbours."""
+    """An operation among those of its body: its number, its `unit`, the values that it reads, in
+    which layouts, those that it makes, and what it gets from neighbours. It `copies` where it reads
+    a value in another layout than that in which it was made; `remat` is its checkpoint region."""
 
     operation: int
     reads: tuple[int, ...]
     needs: tuple[Layout, ...]
     makes: tuple[int, ...]
     exchanges: tuple[Exchange, ...]
+    unit: int = 0
+    copies: bool = False
+    remat: int | None = None
 
     @property
     def rows(self) -> tuple[Exchange, ...]:
@@ -295,24 +311,55 @@ class Round:
     exchanges: tuple[tuple[int, Exchange, Hashable], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class There:
+    """After which operation of a body values can be there, and whether some are copies: what the
+    reader's own unit makes is computed when it is needed. `made` says it of what other units make,
+    -1 of what enters the body."""
+
+    made: Callable[[int], int]
+    own: dict[tuple[int, int], tuple[int, bool]] = field(default_factory=dict)  # (unit, value)
+
+    def reads(self, reader: Reader) -> tuple[int, bool]:
+        """After which operation all operands of the next reader can be there; whether its unit
+        makes copies of some, or of what they are computed from."""
+        own = [self.own.get((reader.unit, v)) or (self.made(v), False) for v in reader.reads]
+        last = max([place for place, _ in own], default=-1)
+        return last, reader.copies or any([copies for _, copies in own])
+
+    def leaves(self, reader: Reader, last: int, copies: bool) -> None:
+        """The next reader's results can be there after operation `last`."""
+        self.own.update({(reader.unit, v): (last, copies) for v in reader.makes})
+
+
 def sent_together(
-    unit: Sequence[Reader], made: Callable[[int], int]
+    readers: Sequence[Reader], made: Callable[[int], int], at_once: bool = False
 ) -> tuple[tuple[Reader, ...], ...]:
-    """Which operations of a unit send rows together: those whose operands are there when the first
-    of them runs. `unit` is in program order, and `made` says after which operation a value from
-    outside the unit is there, -1 for one that enters the body."""
-    there: dict[int, int] = {}  # value of the unit -> after which operation it can be made
-    groups: list[list[Reader]] = []
-    for reader in unit:
-        last = max([there[v] if v in there else made(v) for v in reader.reads], default=-1)
+    """Which operations of a body send rows together: those whose operands are there when the first
+    of them runs. `readers` are in program order, all of each unit of which one gets rows; `made`
+    as `There` has it. With `at_once` no rows are waited for, so that groups are as few as can be.
+    """
+    there, groups = There(made), list[list[Reader]]()
+    for reader in readers:
+        last, copies = there.reads(reader)
         if reader.rows:
-            group = next((g for g in groups if g[0].operation > last), None)
+            later = [g for g in groups if g[0].operation > last]
+            group = next((g for g in later if _joins(reader, g[0], copies)), None)
             if group is None:
                 groups.append(group := [])
             group.append(reader)
-            last = group[0].operation
-        there.update(dict.fromkeys(reader.makes, last))
+            last = last if at_once else group[0].operation
+        there.leaves(reader, last, copies)
     return tuple([tuple(g) for g in groups])
+
+
+def _joins(reader: Reader, first: Reader, copies: bool) -> bool:
+    """Whether an operation's rows go with those of an earlier one, if their operands are there:
+    those of another kernel do if they are few, sent in the ways of the first, and no copies."""
+    amount = sum([(e.low + e.high) * e.row_bytes for e in reader.rows])
+    ways = {e.way for e in reader.rows} <= {e.way for e in first.rows}
+    ahead = amount <= AHEAD and ways and not (copies or first.copies)
+    return reader.unit == first.unit or (reader.remat == first.remat and ahead)
 
 
 def rounds(
@@ -384,18 +431,21 @@ def neighbours(axes: tuple[int, ...], around: bool, mesh: MeshShape) -> tuple[_P
 
 def together(body: BodyPlan, mesh: MeshShape) -> tuple[tuple[Reader, ...], ...]:
     """The operations of a body that get rows from neighbours, those in one that send together."""
-    units: dict[int, list[Reader]] = {}
-    some: set[int] = set()
-    for k, (op, strategy) in enumerate(zip(body.graph.operations, body.strategies, strict=True)):
-        found, group = exchanges_of(body, k, mesh), group_of(body, k)
-        unit = group if group >= 0 else -1 - k
-        units.setdefault(unit, []).append(Reader(k, op.inputs, strategy.needs, op.outputs, found))
-        if any([e.is_rows for e in found]):
-            some.add(unit)
-    made = body.graph.producers()
-    return tuple(
-        [g for u in units if u in some for g in sent_together(units[u], lambda v: made.get(v, -1))]
-    )
+    operations, strategies = body.graph.operations, body.strategies
+    found = [exchanges_of(body, k, mesh) for k in range(len(operations))]
+    units = [group_of(body, k) if group_of(body, k) >= 0 else -1 - k for k in range(len(found))]
+    some = {u for u, own in zip(units, found, strict=True) if any([e.is_rows for e in own])}
+    if not some:
+        return ()
+    layouts, made = produced_layouts(body), body.graph.producers()
+    readers = []
+    for k, (op, strategy) in enumerate(zip(operations, strategies, strict=True)):
+        if units[k] in some:
+            reads = zip(op.inputs, strategy.needs, strict=True)
+            copies = any([layouts[v] != need for v, need in reads])
+            ports = op.inputs, strategy.needs, op.outputs
+            readers.append(Reader(k, *ports, found[k], units[k], copies, op.remat))
+    return sent_together(readers, lambda v: made.get(v, -1))
 
 
 def sent_again(groups: Sequence[Sequence[Reader]]) -> frozenset[tuple[int, int]]:

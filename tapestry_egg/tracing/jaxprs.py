@@ -29,7 +29,13 @@ from tapestry_egg.graph.blockgraph import (
 )
 from tapestry_egg.graph.sources import is_library, source_of
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.decided import Decided, decided, may_be_an_operand, may_be_settled
+from tapestry_egg.metakernels.decided import (
+    Decided,
+    all_in_one_part,
+    decided,
+    may_be_an_operand,
+    may_be_settled,
+)
 from tapestry_egg.metakernels.registry import facts_of
 
 from . import needless
@@ -285,6 +291,8 @@ class _Flattener:
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
         if not eqn.effects and needless.is_constant(types):
             return [self.zeros(t) for t in types]
+        if all_in_one_part(kernel, types):
+            return [inputs[0] if t.size else self.zeros(t) for t in types]
         said = self.decided(eqn, inputs) if may_be_an_operand(kernel) else None
         if said is not None and len(types) == 1:
             same = said.same_as()

@@ -36,9 +36,9 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "argmax": ((2, 3), "top_k of one is sorted, and two passes are not one"),
     "largest": ((2,), "top_k of one is sorted"),
     "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
-    "three": ((1, 2), "the gradient of a stack, and shifts padded around, are no shifts"),
+    "three": ((2,), "the gradient of what is padded around adds up what overlaps"),
     "cumulated": ((1,), "associative scans are not read as sums"),
-    "fourier": ((1, 2), "the order in which dims are transformed is kept"),
+    "fourier": ((1, 2), "one form has both dims of all transforms in one order"),
     "entropy": ((3,), "weights of a cut dim are divided by their sum, or are one exponential"),
     "diagonal": ((2, 3), "of a diagonal one dim is looked up, whichever is cut"),
 }

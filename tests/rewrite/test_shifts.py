@@ -325,6 +325,8 @@ def probed(x: Array) -> Array:
         pytest.param(lambda x: jnp.tanh(x[-1]), 1, id="the last row"),
         pytest.param(lambda x: x[3:4, 2:-2] * 2.0, 1, id="a row, all but its ends"),
         pytest.param(lambda x: x[:, 3] + x[:, 4], 2, id="two columns"),
+        pytest.param(lambda x: x[5:8:3], 1, id="the first of every three"),
+        pytest.param(lambda x: x[5:9:3], 0, id="two of every three"),
         pytest.param(lambda x: jnp.roll(x, 1, 0), 0, id="a row that goes round"),
         pytest.param(lambda x: x.reshape(2, -1, M)[1], 0, id="a row of two"),
         pytest.param(lambda x: sum(x[k] for k in range(5)), 0, id="many rows"),

@@ -18,6 +18,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import walked
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.plans.exchanges import AHEAD, Exchange, Reader, rounds, sent_together
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime import compare
 from tapestry_egg.runtime.emitted import audit
@@ -390,6 +391,101 @@ def test_it_is_told_who_sends_which_rows_and_why() -> None:
     (read,) = [r for r in way.reads if "conv" in r.reader]
     assert read.how == "as produced, with rows of its neighbours"
     assert read.sent == 2 * 4 * 6 * 3
+
+
+def shallow(h: Array) -> tuple[tuple[Array, ...], Array]:
+    """Steps of the shallow water equations: three kernels a step, which read rows beside their
+    blocks of three arrays and of a product of two."""
+
+    def step(c: tuple[Array, ...], _: Any) -> tuple[tuple[Array, ...], Array]:
+        h, u, v = c
+        dx, dy = (lambda q, d=d: (jnp.roll(q, -1, d) - jnp.roll(q, 1, d)) / 2 for d in (0, 1))
+        after = (
+            h - 0.1 * (dx(h * u) + dy(h * v)),
+            u - 0.1 * (u * dx(u) + v * dy(u) + 9.8 * dx(h)),
+            v - 0.1 * (u * dx(v) + v * dy(v) + 9.8 * dy(h)),
+        )
+        return after, h.sum()
+
+    return lax.scan(step, (h, 0 * h, 0 * h), length=3)
+
+
+def permutes(run: Any) -> int:
+    """The permutes of a compiled module, those in loops once."""
+    return run.lower().compile().as_text().count(" collective-permute(")
+
+
+@pytest.mark.slow
+def test_kernels_whose_operands_are_there_send_their_rows_together() -> None:
+    h = 1 + 0.1 * normal(256, 64)
+    pins = {f: ("x", None) for f in ("[0]", *[f"result[0][{k}]" for k in range(3)])}
+    kinds = ("seconds", "wire_bytes")
+    front = te.optimize(te.trace(shallow, h), "cpu:8", kinds, mesh_shapes=[ROWS], pins=pins)
+    plan = front.best("wire_bytes")
+    run = te.compile(plan, jax.devices()[:8])
+    for got, want in zip(jax.tree.leaves(run(h)), jax.tree.leaves(shallow(h)), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    sent = [c for c in plan.collectives if c.kind == "permute"]
+    assert [(c.payload_bytes, c.count) for c in sent] == [(4 * 64, 3)] * 8  # of four, both ways
+    assert len({c.merged for c in sent}) == permutes(run) == 2
+    assert compare(plan, run.lower().compile()).equal
+    audit(plan)
+
+
+@pytest.mark.slow
+def test_rows_that_a_later_kernel_reads_are_in_memory_until_then() -> None:
+    """Two convolutions read the same rows, and a third those of another value: nothing is sent for
+    the second, which runs after a kernel that makes much more."""
+
+    def program(x: Array, w: Array, v: Array) -> tuple[Array, ...]:
+        one = convolved(x, w)
+        return one, jnp.tanh(one @ jnp.ones((5, 5))), convolved(x, v)
+
+    arguments = (X, W, normal(3, 1, 3, 2))
+    plan = least(program, arguments, "cpu:8")
+    run = te.compile(plan, jax.devices()[:8])
+    for got, want in zip(run(*arguments), program(*arguments), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    row = 4 * 6 * 3
+    assert [(c.kind, c.payload_bytes) for c in plan.collectives] == [("permute", row)] * 2
+    assert permutes(run) == 2
+    walk, _ = walked(plan, "plan")
+    ((first, last, held),) = {(a, b, n) for a, b, n in walk.rows_ahead}
+    kernels = [walk.program.instances[u.root].signature.kernel for u in walk.schedule.units]
+    assert kernels[first] == kernels[last] == "conv_general_dilated"
+    assert held == row and len([*walk.rows_ahead]) == 2
+    audit(plan)
+
+
+def reader(k: int, value: int, rows: int = 1, **more: Any) -> Reader:
+    """Operation k, a kernel on its own, which reads a value and some rows before its block."""
+    e = Exchange(0, 0, (0,), rows, 0, 4, 4 * rows, fuses=True, dtype="float32")
+    words = {"unit": k, "needs": (Layout(((0,),)),), **more}
+    return Reader(k, (value,), makes=(100 + k,), exchanges=(e,), **words)
+
+
+@pytest.mark.parametrize(
+    ("second", "groups"),
+    [
+        (reader(5, 1), 1),
+        (reader(5, 2), 2),  # made by operation 3
+        (reader(5, 1, copies=True), 2),  # of a copy that is made when it runs
+        (reader(5, 1, copies=True, unit=2), 1),
+        (reader(5, 1, remat=7), 2),  # in a checkpoint region
+        (reader(5, 1, rows=AHEAD // 4), 1),
+        (reader(5, 1, rows=AHEAD // 4 + 1), 2),  # too much to be held
+        (reader(5, 102), 2),  # made by the first, in another kernel
+        (reader(5, 1, rows=AHEAD, unit=2), 1),
+    ],
+)
+def test_rows_go_together_if_they_are_there_and_few(second: Reader, groups: int) -> None:
+    first, made = reader(2, 0), {2: 3, 102: 2}
+    found = sent_together([first, second], lambda v: made.get(v, -1))
+    assert len(found) == groups
+    assert [r.operation for g in found for r in g] == [2, 5]
+    if groups == 1:
+        (one,) = rounds(found[0], ROWS)
+        assert [len(p.pieces) for p in one.permutes] == [2]
 
 
 @pytest.mark.slow

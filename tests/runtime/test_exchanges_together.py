@@ -233,3 +233,21 @@ def test_programs_of_shifts_send_what_was_planned(seed: int) -> None:
     plan = planned(function, arguments, mesh, **pins)
     assert any(c.kind == "permute" for c in plan.collectives)
     run_as_planned(function, arguments, plan)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [220, 235])
+@pytest.mark.filterwarnings("error")
+def test_no_plan_takes_less_than_is_proven(seed: int) -> None:
+    """Kernels whose rows an earlier kernel sends make way for others to send theirs together."""
+    arguments = [normal(32, 16) + k for k in range(3)]
+    cut = {f"[{k}]": ("x", "y" if seed % 2 == 0 else None) for k in range(3)}
+    front = te.optimize(
+        te.trace(random_program(seed), *arguments),
+        "h100:8",
+        ("seconds", "wire_bytes"),
+        pins=cut,
+        mesh_shapes=[LINE if seed % 2 else GRID],
+        settings=QUICK,
+    )
+    assert all(p.bound <= p.costs.seconds for p in front.plans)

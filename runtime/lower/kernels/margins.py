@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.collectives import block_number
-from tapestry_egg.plans.exchanges import Permute, Piece, Reach, Reader, margined, rounds
+from tapestry_egg.plans.exchanges import Permute, Reach, Reader, margined, rounds
 
 if TYPE_CHECKING:
     import jax
+
+    #: Dims, each with the rows from the device before and from the next one.
+    Came = list[tuple[int, tuple[jax.Array | None, jax.Array | None]]]
 
 
 @dataclass
@@ -20,18 +23,20 @@ class Margined:
 
     `origin` says where `x` then begins, counted from the begin of the block. What no device reads
     is left out before rows are sent. The first and the last device have `outside` in the place of
-    rows from neighbours, a scalar, or whatever comes where nothing reads it.
+    rows from neighbours, a scalar, or whatever comes where nothing reads it. `came` are the rows
+    that came from the device before and from the next one, dim by dim.
     """
 
     x: jax.Array
     reach: Sequence[Reach]
     layout: Layout
     outside: jax.Array | None
+    came: Came = field(default_factory=list)
 
     def __post_init__(self) -> None:
         from jax import lax
 
-        self.origin, self.block = [0] * self.x.ndim, self.x.shape
+        self.origin, self.block, self.joined = [0] * self.x.ndim, self.x.shape, 0
         for k, r in enumerate(self.reach):
             if not (r.low or r.high) and r.begin is not None and r.end is not None:
                 begin, end = max(0, r.begin), min(self.block[k], r.end)
@@ -46,7 +51,13 @@ class Margined:
         n = self.x.shape[k]
         return lax.slice_in_dim(self.x, n - low if low else 0, n if low else high, axis=k)
 
-    def widen(self, k: int, got: Sequence[jax.Array | None], mesh: MeshShape) -> None:
+    def widen(self, mesh: MeshShape) -> None:
+        """Put all rows that came beside the block."""
+        while self.joined < len(self.came):
+            self._widen(*self.came[self.joined], mesh)
+            self.joined += 1
+
+    def _widen(self, k: int, got: Sequence[jax.Array | None], mesh: MeshShape) -> None:
         """Put the rows that came from the device before and from the next one beside the block: the
         last ones of the former and the first ones of the latter, as many as are read."""
         import jax.numpy as jnp
@@ -74,7 +85,7 @@ class Margined:
 def exchange(
     readers: Sequence[Reader], blocks: Mapping[tuple[int, int], Margined], mesh: MeshShape
 ) -> None:
-    """Give the `blocks` of operands, by operation and operand, the rows that they lack. Inside
+    """Let the rows come that the `blocks` of operands lack, by operation and operand. Inside
     `shard_map` over `mesh`; `readers` send together."""
 
     def dtype(k: int, e: object) -> str:
@@ -83,16 +94,16 @@ def exchange(
     for one in rounds(readers, mesh, dtype):
         got: dict[tuple[object, bool], jax.Array] = {}
         for permute in one.permutes:
-            rows = [_sent(blocks[p.reader, p.exchange.operand], p) for p in permute.pieces]
+            rows = []
+            for p in permute.pieces:
+                block = blocks[p.reader, p.exchange.operand]
+                block.widen(mesh)
+                rows.append(block.rows(p.exchange.dim, p.low, p.high))
             for piece, x in zip(permute.pieces, _permuted(rows, permute, mesh), strict=True):
                 got[piece.key, bool(piece.low)] = x
         for k, e, key in one.exchanges:
             came = got.get((key, True)), got.get((key, False))
-            blocks[k, e.operand].widen(e.dim, came, mesh)
-
-
-def _sent(block: Margined, piece: Piece) -> jax.Array:
-    return block.rows(piece.exchange.dim, piece.low, piece.high)
+            blocks[k, e.operand].came.append((e.dim, came))
 
 
 def _permuted(rows: Sequence[jax.Array], permute: Permute, mesh: MeshShape) -> list[jax.Array]:

@@ -79,10 +79,11 @@ def _is_new(op: Operation, moved: Moved) -> bool:
 
 
 def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
-    """Whether a value is made of others at places near by, along dims that devices can share."""
+    """Whether a value is made of others at places near by, along dims that devices can share; or is
+    another one as it is."""
     if not moved.pieces:
         return False
-    shared = False
+    shared, stays = False, len(moved.pieces) == 1
     for d, n in enumerate(moved.shape):
         extents = [graph.values[p.source].shape[d] for p in moved.pieces]
         ring = moved.ring(graph)
@@ -94,8 +95,8 @@ def _is_shift(graph: BlockGraph, moved: Moved, parts: int) -> bool:
             thin = _NEAR * m <= n
             if not thin and (_NEAR * abs(offset) > n or _NEAR * abs(m - n) > n):
                 return False
-        shared = shared or gcd(n, parts) > 1
-    return shared
+        shared, stays = shared or gcd(n, parts) > 1, False
+    return shared or stays
 
 
 def _short_regions(
@@ -281,7 +282,7 @@ class Shifted(Padded):
             super().beside(op)
 
     def short(self, v: int) -> int:
-        return self.stands.get(v) or super().short(v)
+        return self.stands[v] if v in self.stands else super().short(v)
 
     def longer(self, v: int, long: Long) -> int:
         """The value with all rows along a dim: what is moved is moved to all of them."""
@@ -554,7 +555,9 @@ def _moved(op: Operation, sig: OperationSignature) -> Moved | None:
     pieces = []
     for p in sig.moved:
         projection, source = sig.inputs[p], sig.input_types[p].shape
-        if projection.matrix != sig.outputs[0].matrix or any(n != 1 for n in projection.shape):
+        if _steps(projection, shape) != _steps(sig.outputs[0], shape):
+            return None
+        if any(n != 1 for n in projection.shape):
             return None
         offset = tuple([-int(a) for a in projection.offset])
         start = tuple([max(0, o) for o in offset])
@@ -563,6 +566,11 @@ def _moved(op: Operation, sig: OperationSignature) -> Moved | None:
             pieces.append(Piece(op.inputs[p], start, end, offset))
     made = Moved(shape, tuple(pieces), op.inputs[scalars.pop()] if scalars else None)
     return made if made.fill is not None or made.is_covered else None
+
+
+def _steps(projection: Projection, extents: Ints) -> list[list[int]]:
+    """How far each index dim that has several places moves a projection."""
+    return [[a for a, n in zip(row, extents, strict=True) if n > 1] for row in projection.matrix]
 
 
 def _parts(graph: BlockGraph, op: Operation) -> list[tuple[int, Moved]]:
