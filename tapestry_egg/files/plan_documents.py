@@ -395,7 +395,7 @@ def origin_from_record(
         if not (0 <= j < len(graph.outputs) and 0 <= i < len(graph.inputs)):
             raise GraphError(f"there is no output {j} or input {i}", where=at)
         a, b = graph.values[graph.inputs[i]], graph.values[graph.outputs[j]]
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
+        if not graph.same_type(graph.inputs[i], graph.outputs[j]):
             raise GraphError(f"output {j}, {b}, cannot become input {i}, {a}", where=at)
     for side in zip(*record.feedback, strict=True):
         if len(set(side)) != len(side):

@@ -15,7 +15,7 @@ from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, 
 
 from .call_signature import Call, Signature, read_signature
 from .fused_attention import available
-from .library_jits import Answer, LibraryJit, answer_of, library_jit
+from .library_jits import Answer, Becomes, LibraryJit, answer_of, library_jit
 
 # So many operations may be removed without a word.
 _FEW = 10
@@ -207,12 +207,12 @@ def trace(
     }
     library = library_jit(fn, words)
     if library is None:
-        program = trace_signature(read_signature(fn, **words), args, kwargs, name, warns=True)
+        program = trace_signature(read_signature(fn, **words), args, kwargs, name, warns=4)
     else:
 
         def inside(jitted: Any) -> Callable[..., Any]:
             def answer(*args: Any, **kwargs: Any) -> Any:
-                told = name, library.mirrored, True
+                told = name, library.becomes, 4
                 raise Answer(trace_signature(read_signature(jitted), args, kwargs, *told))
 
             return answer
@@ -222,8 +222,8 @@ def trace(
     return program
 
 
-def _warn_of_dead(jaxpr: Any, name: str) -> None:
-    """Warn if most operations of a trace were removed."""
+def _warn_of_dead(jaxpr: Any, name: str, frames: int) -> None:
+    """Warn if most operations of a trace were removed, so many frames above."""
     from .needless import count, without_dead_code
 
     total = count(jaxpr)
@@ -232,8 +232,8 @@ def _warn_of_dead(jaxpr: Any, name: str) -> None:
         warnings.warn(
             f"{name}: {dead} of {total} operations were removed, because nothing that it returns "
             f"depends on them. Return what it updates; nnx.jit and eqx.filter_jit do that, so "
-            f"trace their functions as they are.",
-            stacklevel=4,
+            f"give their functions as they are.",
+            stacklevel=frames,
         )
 
 
@@ -282,13 +282,13 @@ def trace_signature(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str | None = None,
-    mirrored: str = "",
-    warns: bool = False,
+    becomes: Becomes | None = None,
+    warns: int = 0,
 ) -> Program:
     """`trace` of a function whose static and donated arguments are known.
 
-    `mirrored` is the path in the result of what arguments become for the next call. It `warns` if
-    most of what the function computes is not returned.
+    `becomes` says which results are arguments of the next call. If most of what the function
+    computes is not returned, it warns, `warns` frames above (0: not at all).
     """
     import jax
 
@@ -306,26 +306,12 @@ def trace_signature(
         _TRACING.reset(within)
     called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
     if warns:
-        _warn_of_dead(traced.jaxpr.jaxpr, called or "program")
+        _warn_of_dead(traced.jaxpr.jaxpr, called or "program", warns)
     leaves, tree = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
     donated = signature.donated(args, kwargs)
     name = called or "program"
     program = _program(traced, leaves, tree, donated, positions, call.static, name)
-    return replace(program, state=_mirrors(program.graph, mirrored)) if mirrored else program
-
-
-def _mirrors(graph: BlockGraph, prefix: str) -> Mapping[str, str]:
-    """The results under a path that have the rest of their path and their type in common with an
-    argument: name -> the argument's."""
-    inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
-    found = {}
-    for name, v in zip(graph.output_names, graph.outputs, strict=True):
-        before = inputs.get(name.removeprefix(prefix))
-        if before is not None and name.startswith(prefix):
-            a, b = graph.values[before], graph.values[v]
-            if (a.shape, a.dtype) == (b.shape, b.dtype):
-                found[name] = name.removeprefix(prefix)
-    return found
+    return replace(program, state=becomes(program.graph, args)) if becomes else program
 
 
 def _traced(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
