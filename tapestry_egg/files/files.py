@@ -81,6 +81,7 @@ class GraphFile(GraphRecord, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     in_tree: Any
     out_tree: Any
     state: dict[str, str] = {}
+    parameters: list[str] = []
     jax: str = ""
     sources: list[SourceRecord] = []
 
@@ -260,6 +261,7 @@ def _graph_document(program: Program) -> dict[str, Any]:
         "in_tree": program.in_tree,
         "out_tree": program.out_tree,
         **({"state": dict(program.state)} if program.state else {}),
+        "parameters": list(program.parameters),
         **record,
         "sources": [list(row) for row in sources.rows],
     }
@@ -273,7 +275,7 @@ def _program(document: dict[str, Any], where: str) -> Program:
         feedback_pairs(graph, file.state)
     except ExtractError as e:
         raise GraphError(e.what, where=f"{where}.{e.where}", hint=e.hint) from None
-    return replace(program, state=file.state)
+    return replace(program, state=file.state, parameters=tuple(file.parameters))
 
 
 def _plan_document(plan: Plan) -> dict[str, Any]:

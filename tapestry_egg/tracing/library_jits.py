@@ -23,6 +23,15 @@ Inside = Callable[[Any], Any]
 # From a graph, and the arguments of the `jax.jit` inside, to the state of its `Program`.
 Becomes = Callable[[BlockGraph, tuple[Any, ...]], Mapping[str, str]]
 
+_NNX, _EQUINOX = "flax.nnx.jit", "equinox.filter_jit"
+# What a library has instead of some of `jax.jit`'s words.
+_OTHERWISE = {
+    (_EQUINOX, "donate"): f'Write {_EQUINOX}(f, donate="all"), which is kept.',
+    (_EQUINOX, "static"): f"{_EQUINOX} keeps static what is no array.",
+    (_EQUINOX, "in"): "Pin arguments by their paths instead: pins={...}.",
+    (_EQUINOX, "out"): "Shard results inside the function instead: equinox.filter_shard.",
+}
+
 #: The number of an argument or of a result, at the beginning of a path.
 _NUMBER = re.compile(r"^\[\d+\]")
 
@@ -33,6 +42,7 @@ class LibraryJit:
     the `jax.jit` that it has. `becomes` says which results inside are arguments of the next call:
     modules that the library updates in place, and what is donated, by its paths for the user."""
 
+    name: str
     around: Callable[[Inside], Any]
     becomes: Becomes
 
@@ -54,12 +64,15 @@ def library_jit(fn: Any, words: Mapping[str, Any]) -> LibraryJit | None:
     """
     found = fn.library if isinstance(fn, Adopted) else None
     found = found or _of_partial(fn) or _of_nnx(fn) or _of_equinox(fn)
-    for word, value in words.items() if found else ():
+    if found is None:
+        return None
+    for word, value in words.items():
         if value is not None:
             raise TraceError(
-                f"the function was jitted by {type(fn).__module__.partition('.')[0]}",
+                f"the function was jitted by {found.name}",
                 where=word,
-                hint="Give this to the library's own jit, which is kept.",
+                hint=_OTHERWISE.get((found.name, word.partition("_")[0]))
+                or f"Write {found.name}(f, {word}=...), which is kept.",
             )
     return found
 
@@ -129,7 +142,7 @@ def _of_nnx(fn: Any) -> LibraryJit | None:
         made.jitted_fn = inside(made.jitted_fn)
         return made
 
-    return LibraryJit(around, _mirrored)
+    return LibraryJit(_NNX, around, _mirrored)
 
 
 def _mirrored(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:
@@ -155,7 +168,7 @@ def _of_equinox(fn: Any) -> LibraryJit | None:
         object.__setattr__(made, "_cached", inside(fn._cached))
         return made
 
-    return LibraryJit(around, _donated)
+    return LibraryJit(_EQUINOX, around, _donated)
 
 
 def _donated(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tapestry_egg.errors import TraceError, UnplannedError
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
+from tapestry_egg.graph.blockgraph import BlockGraph, Source, TensorType, given_up
 from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, known_of
 
 from .call_signature import Call, Signature, read_signature
@@ -43,8 +45,30 @@ class Program:
     state: Mapping[str, str] = field(default_factory=dict)
     # Meshes with devices, and devices, that the function itself names; known only where traced.
     places: tuple[Any, ...] = ()
+    # The names of positional parameters, "" for those that have none in a call.
+    parameters: tuple[str, ...] = ()
     # Of each result the layout in its type, on a mesh with Explicit axes; None for any other.
     out_specs: tuple[Any, ...] = ()
+
+    def called_as(self, traced: Program) -> Program:
+        """This program of a file, called as the same program that was traced here: with its static
+        arguments, the user's classes, and the modules of a library. Raises TraceError for
+        another."""
+        for what in ("in_tree", "out_tree"):
+            if where := difference(getattr(self, what), getattr(traced, what)):
+                raise TraceError(
+                    f"{traced.name or 'it'} is not what {self.name or 'the plan'} was made for: "
+                    f"{what}: {where}",
+                    where="program",
+                    hint="Trace the same function with the same types of arguments.",
+                )
+        if not _computes_the_same(self.graph, traced.graph):
+            raise TraceError(
+                f"{traced.name or 'it'} computes something else than {self.name or 'the plan'}",
+                where="program",
+                hint="Trace the function as it was when the plan was made, or optimize it again.",
+            )
+        return replace(traced, graph=self.graph)
 
     @staticmethod
     def of(graph: BlockGraph) -> Program:
@@ -92,7 +116,11 @@ class Program:
         if where:
             raise TraceError(
                 f"the arguments do not fit {self.name or 'the program'}: {where}",
-                hint="Call it with the structure it was traced with, or trace it again.",
+                hint="Call it with the structure it was traced with, or trace it again."
+                if self.in_treedef is not None
+                else "Call it with the structure it was traced with. A plan of nnx.jit or "
+                "eqx.filter_jit that was loaded takes modules if the function is traced again: "
+                "te.compile(plan, program=te.trace(...)).",
             )
         return leaves
 
@@ -154,7 +182,9 @@ class Program:
     def dynamic(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments without the static ones; these must be the traced ones."""
+        """Arguments without the static ones; these must be the traced ones. Others may be given by
+        name or by position, whichever they were traced by."""
+        args, kwargs = self._in_place(args, kwargs)
         if not self.static:
             return args, kwargs
         positions = {k: v for k, v in self.static if isinstance(k, int)}
@@ -172,6 +202,31 @@ class Program:
             tuple(a for i, a in enumerate(args) if i not in positions),
             {k: v for k, v in kwargs.items() if k not in named},
         )
+
+    def _in_place(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by position or by name as they were traced."""
+        count, named = self._traced_by
+        if len(args) == count and kwargs.keys() == named:
+            return args, kwargs
+        given, rest = list(args[:count]), dict(kwargs)
+        for name in self.parameters[len(args) : count]:
+            if name in rest:
+                given.append(rest.pop(name))
+        rest.update(zip(self.parameters[count:], args[count:], strict=False))
+        whole = len(given) + len(rest) == len(args) + len(kwargs)
+        if whole and len(given) == count and rest.keys() == named:
+            return tuple(given), rest
+        return args, kwargs  # which fit in no way, or have no static ones
+
+    @cached_property
+    def _traced_by(self) -> tuple[int, frozenset[str]]:
+        """How many arguments were traced by position, and the names of the others."""
+        args, kwargs = self.in_tree["tuple"]
+        named = [at for at, _ in self.static if isinstance(at, str)]
+        count = len(args["tuple"]) + len(self.static) - len(named)
+        return count, frozenset((*(k for k, _ in kwargs["dict"]), *named))
 
 
 def trace(
@@ -311,7 +366,37 @@ def trace_signature(
     donated = signature.donated(args, kwargs)
     name = called or "program"
     program = _program(traced, leaves, tree, donated, positions, call.static, name)
-    return replace(program, state=becomes(program.graph, args)) if becomes else program
+    state = becomes(program.graph, args) if becomes else {}
+    return replace(program, state=state, parameters=_parameters(signature.fn))
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of positional parameters; "" for those that a call cannot name."""
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # of a builtin
+        return ()
+    positional = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in positional)
+
+
+def _computes_the_same(one: BlockGraph, other: BlockGraph) -> bool:
+    """Whether two graphs are the same but for where their operations come from."""
+    return _without_sources(one) == _without_sources(other)
+
+
+def _without_sources(graph: BlockGraph) -> BlockGraph:
+    operations = [
+        replace(
+            op,
+            source=Source(),
+            scope="",
+            places=None,
+            regions=tuple(map(_without_sources, op.regions)),
+        )
+        for op in graph.operations
+    ]
+    return replace(graph, operations=tuple(operations))
 
 
 def _traced(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:
