@@ -62,7 +62,8 @@ def columns(
         own = {k - first for k in flush if first <= k < last}
         blocks.append(_aligned(table[first:last], lead, own, width))
         first, lead = last, indent + _BELOW
-    lines = [line for row in zip(*blocks, strict=True) for part in row for line in part]
+    rows_of_lines = zip(*blocks, strict=True)
+    lines = [x for row in rows_of_lines for k, part in enumerate(row) for x in part if x or not k]
     return "\n".join(lines)
 
 
