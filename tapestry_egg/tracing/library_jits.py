@@ -20,6 +20,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 
 # From the `jax.jit` inside of a library's function to what is to stand there.
 Inside = Callable[[Any], Any]
+# From a pytree that a library passes inside to better names of some of its leaves' paths.
+Names = Callable[[Any], Mapping[str, str]]
 # From a graph, and the arguments of the `jax.jit` inside, to the state of its `Program`.
 Becomes = Callable[[BlockGraph, tuple[Any, ...]], Mapping[str, str]]
 
@@ -40,11 +42,13 @@ _NUMBER = re.compile(r"^\[\d+\]")
 class LibraryJit:
     """A jitted function of a library's. `around(inside)` is the same function around `inside` of
     the `jax.jit` that it has. `becomes` says which results inside are arguments of the next call:
-    modules that the library updates in place, and what is donated, by its paths for the user."""
+    modules that the library updates in place, and what is donated, by its paths for the user.
+    `names` are those that the user knows."""
 
     name: str
     around: Callable[[Inside], Any]
     becomes: Becomes
+    names: Names | None = None
 
     def calling(self, inner: Callable[..., Any]) -> Any:
         """The library's function, which calls `inner` with arrays in pytrees of its own."""
@@ -142,7 +146,52 @@ def _of_nnx(fn: Any) -> LibraryJit | None:
         made.jitted_fn = inside(made.jitted_fn)
         return made
 
-    return LibraryJit(_NNX, around, _mirrored)
+    return LibraryJit(_NNX, around, _mirrored, _module_names)
+
+
+def _module_names(tree: Any) -> Mapping[str, str]:
+    """The paths in modules of what nnx passes as flat lists: `[0].up.kernel` for
+    `[0].states[0][3]`."""
+    import jax
+
+    def is_flat(x: Any) -> bool:
+        return type(x).__name__ == "NodeStates" and hasattr(x, "states")
+
+    found: dict[str, str] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_flat)[0]:
+        if is_flat(node) and len(node.states) == 1 and isinstance(node.states[0], list):
+            above = jax.tree_util.keystr(path)
+            inside = _paths_inside(getattr(node, "_graphdef", None))
+            if len(inside) == len(node.states[0]):
+                found |= {f"{above}.states[0][{k}]": above + p for k, p in enumerate(inside)}
+    return found if len(set(found.values())) == len(found) else {}
+
+
+def _paths_inside(graphdef: Any) -> list[str]:
+    """The paths of the arrays of an nnx graph, in its own order; none of a version that writes
+    graphs down in another way."""
+    found: list[str] = []
+
+    def walk(path: str) -> None:
+        node = next(nodes)
+        kind = type(node).__name__
+        if kind == "VariableDef":
+            found.append(path)
+        for _ in range(node.num_attributes if kind == "NodeDef" else 0):
+            key, value = next(attributes)
+            named = isinstance(key, str) and key.isidentifier()
+            below = f"{path}.{key}" if named else f"{path}[{key!r}]"
+            if type(value).__name__ == "NodeAttr":
+                walk(below)
+            elif type(value).__name__ != "Static":
+                found.append(below)
+
+    try:
+        nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+        walk("")
+    except (AttributeError, TypeError, ValueError, StopIteration):
+        return []
+    return found
 
 
 def _mirrored(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +17,7 @@ from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, 
 
 from .call_signature import Call, Signature, read_signature
 from .fused_attention import available
-from .library_jits import Answer, Becomes, LibraryJit, answer_of, library_jit
+from .library_jits import Answer, LibraryJit, Names, answer_of, library_jit
 
 # So many operations may be removed without a word.
 _FEW = 10
@@ -267,7 +267,7 @@ def trace(
 
         def inside(jitted: Any) -> Callable[..., Any]:
             def answer(*args: Any, **kwargs: Any) -> Any:
-                told = name, library.becomes, 4
+                told = name, library, 4
                 raise Answer(trace_signature(read_signature(jitted), args, kwargs, *told))
 
             return answer
@@ -337,13 +337,13 @@ def trace_signature(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str | None = None,
-    becomes: Becomes | None = None,
+    library: LibraryJit | None = None,
     warns: int = 0,
 ) -> Program:
     """`trace` of a function whose static and donated arguments are known.
 
-    `becomes` says which results are arguments of the next call. If most of what the function
-    computes is not returned, it warns, `warns` frames above (0: not at all).
+    `library` is the one that calls the function, which knows its state, and names for it. If most
+    of what the function computes is not returned, it warns, `warns` frames above (0: not at all).
     """
     import jax
 
@@ -366,8 +366,27 @@ def trace_signature(
     donated = signature.donated(args, kwargs)
     name = called or "program"
     program = _program(traced, leaves, tree, donated, positions, call.static, name)
-    state = becomes(program.graph, args) if becomes else {}
-    return replace(program, state=state, parameters=_parameters(signature.fn))
+    program = replace(program, parameters=_parameters(signature.fn))
+    if library is None:
+        return program
+    graph = program.graph
+    if library.names is not None:
+        graph = _renamed(program, library.names, (args, kwargs))
+    return replace(program, graph=graph, state=library.becomes(graph, args))
+
+
+def _renamed(program: Program, names: Names, given: tuple[Any, dict[str, Any]]) -> BlockGraph:
+    """The graph of a program with better names, where there are some, of what it was `given` and
+    of its results."""
+    graph = program.graph
+    before, after = {**names(given[0]), **names(given[1])}, {}
+    with suppress(Exception):  # whatever the user's class raises for what is no array
+        after = dict(names(program.unflatten(range(len(graph.outputs)))))
+    return replace(
+        graph,
+        input_names=tuple(before.get(n, n) for n in graph.input_names),
+        output_names=tuple(after.get(n, n) for n in graph.output_names),
+    )
 
 
 def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:

@@ -178,7 +178,7 @@ def test_the_state_of_modules_goes_with_the_file_of_their_graph(
     assert isinstance(again, Program) and again.state == program.state
     assert len(again.state) == len(program.graph.inputs) - 1  # all but the batch
     document = json.loads((tmp_path / "step.graph.json").read_text())
-    for result, argument in (("[7]", "[0].states[0][1]"), ("[0][0].states[0][1]", "[2]")):
+    for result, argument in (("[7]", "[0].kernel"), ("[0][0].kernel", "[2]")):
         (tmp_path / "bad.json").write_text(json.dumps({**document, "state": {result: argument}}))
         with pytest.raises(GraphError, match=r"\.state\["):
             te.load(tmp_path / "bad.json")
@@ -291,3 +291,49 @@ def test_a_loaded_plan_takes_modules_if_its_function_is_traced_again(tmp_path: P
             te.compile(plan, program=other)
         with pytest.raises(te.TapestryError, match="is not what"):
             te.compile(plan, program=te.trace(lambda x: x + 1, X))
+
+
+def test_parameters_are_named_by_their_places_in_modules() -> None:
+    nnx, optax = pytest.importorskip("flax.nnx"), pytest.importorskip("optax")
+
+    class Block(nnx.Module):  # type: ignore[misc, name-defined]
+        def __init__(self, rngs: Any) -> None:
+            self.up = nnx.Linear(8, 8, rngs=rngs)
+            self.layers = nnx.List([nnx.Linear(8, 8, rngs=rngs) for _ in range(2)])
+            self.norm, self.again = nnx.BatchNorm(8, rngs=rngs), self.up  # which is shared
+            self.drop = nnx.Dropout(0.1, rngs=rngs)
+
+        def __call__(self, x: Any) -> Any:
+            return self.drop(self.norm(self.again(self.layers[1](self.layers[0](self.up(x))))))
+
+    @nnx.jit(donate_argnums=0, static_argnums=1)  # type: ignore[untyped-decorator]
+    def step(both: Any, scale: float, x: Any, *, other: Any) -> Any:
+        model, optimizer = both
+
+        def loss(model: Any) -> Any:
+            return scale * jnp.mean(model(x) ** 2) + jnp.mean(other(x) ** 2)
+
+        value, grads = nnx.value_and_grad(loss)(model)
+        optimizer.update(model, grads)
+        return value
+
+    model = Block(nnx.Rngs(0))
+    optimizer = nnx.Optimizer(model, optax.adam(1e-3), wrt=nnx.Param)
+    program = te.trace(step, (model, optimizer), 2.0, X, other=model.up)
+    graph = program.graph
+    wanted = {"[2]": X}
+    for above, node in (("[0][0]", model), ("[0][1]", optimizer), ("['other']", model.up)):
+        for path, variable in nnx.to_flat_state(nnx.state(node)):
+            keys = (f".{k}" if str(k).isidentifier() else f"[{k}]" for k in path)
+            wanted[above + "".join(keys)] = variable[...]
+    found = dict(zip(graph.input_names, (graph.values[v] for v in graph.inputs), strict=True))
+    assert {name: t.shape for name, t in found.items()} == {
+        name: jnp.shape(wanted[name]) for name in found
+    }
+    # What is shared is passed once, and all that is passed comes back.
+    assert wanted.keys() - found.keys() == {"['other'].bias", "['other'].kernel"}
+    assert set(program.state.values()) >= {n for n in found if n.startswith("[0]")}
+    pins = {"[0][0].layers[1].kernel": (None, "x")}
+    plan = te.optimize(program, "cpu:2", pins=pins, settings=QUICK).best()
+    at = graph.input_names.index("[0][0].layers[1].kernel")
+    assert plan.in_shardings[at].show(plan.mesh) == "[., x]"

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.runtime.compile import CompiledPlan
-    from tapestry_egg.tracing.library_jits import Becomes
+    from tapestry_egg.tracing.library_jits import LibraryJit
     from tapestry_egg.tracing.trace import Program
 
 
@@ -98,16 +98,16 @@ class Optimized(Jitted):
     """
 
     def __init__(
-        self, signature: Signature, request: Request, becomes: Becomes | None = None
+        self, signature: Signature, request: Request, library: LibraryJit | None = None
     ) -> None:
-        """`becomes` says which results are arguments of the next call, if a library knows it."""
+        """`library` is the one whose function calls this one."""
         functools.update_wrapper(self, signature.fn, updated=())
         noted = getattr(signature.fn, "__dict__", {})
         vars(self).update({k: v for k, v in noted.items() if not hasattr(type(self), k)})
         self.signature = signature
         self._has_static = bool(signature.static_argnums or signature.static_argnames)
         self._request = request
-        self._becomes = becomes
+        self._library = library
         # By the types as they come, and by what JAX makes of them: a number is an array of no dims,
         # and where an array lies is no part of its type. The first only saves asking.
         self._known: dict[Any, _Planned | _AsWritten] = {}
@@ -297,7 +297,7 @@ class Optimized(Jitted):
                 signature,
                 args,
                 kwargs,
-                becomes=self._becomes,
+                library=self._library,
                 warns=0 if self._planned else _USERS_FRAME,  # once
             )
             request = replace(
