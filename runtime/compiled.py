@@ -6,7 +6,7 @@ import re
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import PlanError, TargetError
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.graph.blockgraph import TensorType, given_up
+from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
 from tapestry_egg.plans.compiler_options import GPUS, passed_options
@@ -22,7 +22,7 @@ from tapestry_egg.plans.plan import AUDITED, Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.ledger.check import check, check_boundary
 from tapestry_egg.runtime.lower.host_calls import Caller, calls
-from tapestry_egg.tracing.arguments import check_devices, check_plan
+from tapestry_egg.tracing.arguments import check_devices, check_graph, check_plan
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
 from tapestry_egg.tracing.settings import plain_settings
 
@@ -306,7 +306,11 @@ def donated_arguments(
     )
 
 
-def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> CompiledPlan:
+def compile(
+    plan: Plan,
+    mesh: Mesh | Sequence[jax.Device] | None = None,
+    program: Program | BlockGraph | None = None,
+) -> CompiledPlan:
     """The function of a plan, on the devices of `mesh`.
 
     `mesh` supplies the devices (default: the mesh that is set by `jax.set_mesh`, else
@@ -319,11 +323,15 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
 
     The result takes and returns the pytrees of the traced function, or flat arguments and a tuple
     where the plan's graph was not traced. Arguments may be on the host or on devices in any layout.
+    A plan from a file does not know static arguments, nor the modules of `nnx.jit` and
+    `eqx.filter_jit`: `program` is the function traced again (`te.trace`), whose arguments it takes.
     Raises TargetError for too few devices, or a mesh of another size, PlanError where the plan does
     not fit its graph.
     """
     check_plan(plan, "compile")
     check_devices(mesh)
+    if program is not None:
+        plan = replace(plan, program=_called_as(plan, program))
     if mesh is None:
         mesh = active_mesh()
     for what, layouts, values in (
@@ -351,6 +359,14 @@ def compile(plan: Plan, mesh: Mesh | Sequence[jax.Device] | None = None) -> Comp
     if own is not None and plan.mesh.size.items() <= dict(own.shape).items():
         return CompiledPlan(plan, own, own)  # the plan's axes are the mesh's, no finer
     return CompiledPlan(plan, jax_mesh(plan.mesh, mesh, plan.target), own)
+
+
+def _called_as(plan: Plan, program: Program | BlockGraph) -> Program:
+    from tapestry_egg.tracing.trace import Program
+
+    check_graph(program, "compile")
+    traced = program if isinstance(program, Program) else Program.of(program)
+    return (plan.program or Program.of(plan.graph)).called_as(traced)
 
 
 @dataclass(frozen=True)

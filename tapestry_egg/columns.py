@@ -20,6 +20,8 @@ _SET: ContextVar[int] = ContextVar("columns", default=0)
 _NARROW, _LEAST = 12, 60
 # Columns of a name, such as `train.py:17`, that is broken last of all.
 _NAME = 24
+# Before columns of a row that stand below the others.
+_BELOW = "    "
 # One layout or several, as `Layout.show` writes them: `[x·y, .] +sum(z), [.]`.
 _ONE = r"\[(?:(?:[^\W\d][\w·]*|\.)(?:, )?)*\](?: \+\w+\([^)]*\))*"
 _TYPE = r"\w+\[[\d, ]*\]"
@@ -34,9 +36,10 @@ _PATHS = re.compile(r"(?<=\[)\d+(?=\])|(?<=[_a-z])\d+(?=')|(?<=^%)\d+")
 def columns(
     rows: Sequence[Sequence[str]], indent: str = "", right: Iterable[int] = (), width: int = 0
 ) -> str:
-    """Rows of cells as aligned text; the columns in `right` are flush right. Where rows are longer
-    than `width` (0: the reader's), the widest columns of words go on below; layouts and numbers
-    stay whole.
+    """Rows of cells as aligned text; the columns in `right` are flush right. If rows are longer
+    than `width` (0: the reader's), the widest columns of words go on below. If that is not enough,
+    the last columns of every row stand on a line of their own. Layouts, numbers and words stay
+    whole, unless one alone is longer than a line.
 
     >>> print(columns([["name", "ms"], ["a", "12"]], right=[1]))
     name  ms
@@ -44,22 +47,58 @@ def columns(
     >>> print(columns([["[x·y, .]", "made by the program"]], width=23))
     [x·y, .]  made by the
               program
+    >>> print(columns([["[x·y, .]", "12 ms", "f32[8, 4]"], ["[.]", "7 ms", "s32[]"]], width=20))
+    [x·y, .]  12 ms
+        f32[8, 4]
+    [.]       7 ms
+        s32[]
     """
     flush = set(right)
     width = width or readers_width()
     table = [list(column) for column in zip(*rows, strict=True)]
+    blocks: list[list[list[str]]] = []
+    first, lead = 0, indent
+    for last in _line_ends(table, flush, len(indent), width):
+        own = {k - first for k in flush if first <= k < last}
+        blocks.append(_aligned(table[first:last], lead, own, width))
+        first, lead = last, indent + _BELOW
+    rows_of_lines = zip(*blocks, strict=True)
+    lines = [x for row in rows_of_lines for k, part in enumerate(row) for x in part if x or not k]
+    return "\n".join(lines)
+
+
+def _line_ends(
+    table: Sequence[Sequence[str]], flush: set[int], indent: int, width: int
+) -> Iterator[int]:
+    """The columns before which a new line begins, and the end: a line has all columns that fit."""
+    room = width - indent
+    for k, column in enumerate(table):
+        least = max(map(len, column))
+        if k not in flush:
+            least = min(least, max(_NARROW, _words(column)[1]))
+        room -= least + 2 * (k > 0)
+        if room < 0 < k:
+            yield k
+            room = width - indent - len(_BELOW) - least
+    yield len(table)
+
+
+def _words(column: Sequence[str]) -> tuple[int, int, int]:
+    """Widths of a column that break no word, none but long names, and none that is fixed."""
+    longest = max(map(_longest, column))
+    fixed = longest if any(_FIXED.fullmatch(cell) for cell in column) else 0
+    return longest, max(fixed, min(longest, _NAME)), fixed
+
+
+def _aligned(
+    table: Sequence[Sequence[str]], indent: str, flush: set[int], width: int
+) -> list[list[str]]:
+    """The lines of every row of some columns that stand beside each other."""
     widths = [max(len(cell) for cell in column) for column in table]
     words = [k for k in range(len(table)) if k not in flush]
     spare = width - len(indent) - 2 * (len(widths) - 1) - sum(widths)
     # Between words first, and where that is not enough, within them.
-    longest = [max(_longest(cell) for cell in column) for column in table]
-    whole = [any(_FIXED.fullmatch(cell) for cell in column) for column in table]
-    broken = [n if kept else 0 for n, kept in zip(longest, whole, strict=True)]
-    for least in (
-        longest,
-        [max(b, min(n, _NAME)) for b, n in zip(broken, longest, strict=True)],
-        broken,
-    ):
+    for least in zip(*map(_words, table), strict=True):
         floors = [max(_NARROW, n) for n in least]
         while spare < 0 and (wide := [k for k in words if widths[k] > floors[k]]):
             k = max(wide, key=lambda k: widths[k])
@@ -67,12 +106,13 @@ def columns(
             others = [widths[j] for j in wide if widths[j] < widths[k]]
             cut = min(-spare, widths[k] - max([floors[k], *others]))
             widths[k], spare = widths[k] - cut, spare + cut
-    lines = []
-    for row in rows:
+    found = []
+    for row in zip(*table, strict=True):
         parts = [
             _folded(cell, w) if len(cell) > w else [cell]
             for cell, w in zip(row, widths, strict=True)
         ]
+        lines = []
         for n in range(max(map(len, parts), default=0)):
             cells = [
                 (part[n] if n < len(part) else "").rjust(w)
@@ -81,7 +121,8 @@ def columns(
                 for i, (part, w) in enumerate(zip(parts, widths, strict=True))
             ]
             lines.append((indent + "  ".join(cells)).rstrip())
-    return "\n".join(lines)
+        found.append(lines)
+    return found
 
 
 def _folded(text: str, width: int) -> list[str]:
@@ -252,9 +293,11 @@ def lines_of(width: int) -> Iterator[None]:
 
 
 def readers_width() -> int:
-    """Columns of the terminal that is written to, `WIDEST` at most; `WIDTH` if there is none."""
+    """Columns of the terminal that is written to, or those that the environment's `COLUMNS` says,
+    `WIDEST` at most; `WIDTH` if neither says any."""
     if _SET.get():
         return _SET.get()
-    if sys.stdout is None or not sys.stdout.isatty():
+    in_terminal = sys.stdout is not None and sys.stdout.isatty()
+    if not in_terminal and not os.environ.get("COLUMNS"):
         return WIDTH
     return max(_LEAST, min(WIDEST, shutil.get_terminal_size((WIDTH, 24)).columns))

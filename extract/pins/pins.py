@@ -150,7 +150,7 @@ def fitting(
         uneven = next(p for p in pins if not _divides(p, mesh, contract))
         raise ExtractError(
             f"{uneven.name or 'the output'} of shape {list(uneven.shape)} cannot be cut evenly "
-            f"as {uneven} on {' or '.join(map(str, having))}",
+            f"as {uneven} on {' or '.join(map(str, having))}: {_remainder(uneven, mesh, contract)}",
             where=uneven.where,
             hint="Pin it to axes whose sizes divide its dims, or leave it unpinned.",
         )
@@ -160,6 +160,15 @@ def fitting(
 def _divides(pin: Pin, mesh: MeshShape, contract: MeshContract | None) -> bool:
     wanted = pin.wanted(mesh, contract)
     return wanted is not None and wanted.least.divides(pin.shape, mesh)
+
+
+def _remainder(pin: Pin, mesh: MeshShape, contract: MeshContract | None) -> str:
+    """Why a mesh does not divide what a pin asks for."""
+    wanted = pin.wanted(mesh, contract)
+    assert wanted is not None, "the mesh has its axes"
+    parts = [mesh.parts(axes) for axes in wanted.least.dims]
+    size, count = next((n, m) for n, m in zip(pin.shape, parts, strict=True) if n % m)
+    return f"{size} is not divisible by {count}"
 
 
 def unpaired(

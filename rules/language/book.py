@@ -192,20 +192,10 @@ def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
     if not isinstance(node, yaml.MappingNode):
         raise RuleError("a rule is a mapping", where=where)
     fields = _fields(path, node)
-    item = {k: _text(path, fields, k) for k in (*_REQUIRED, "ruleset", "example", "provenance")}
-    for key in _REQUIRED:
-        if not item[key]:
-            raise RuleError(
-                f"a rule needs the text field {key!r}",
-                where=where,
-                hint=f"Every rule has {', '.join(_REQUIRED)}.",
-            )
     forms = [k for k in ("match", "egg", "include") if k in fields]
-    if len(forms) != 1:
-        raise RuleError(
-            "a rule needs either `match` and `replace`, or `egg`, or `include`", where=where
-        )
-    allowed = {*_REQUIRED, *_OPTIONAL, *(_TERMS if forms == ["match"] else _TEXT)}
+    own = {"match": _TERMS, "egg": _TEXT, "include": _TEXT}
+    kinds = [own[form] for form in forms] if len(forms) == 1 else [_TERMS, _TEXT]
+    allowed = {*_REQUIRED, *_OPTIONAL, *(key for kind in kinds for key in kind)}
     for key_node, _ in node.value:
         if key_node.value not in allowed:
             near = difflib.get_close_matches(key_node.value, sorted(allowed), 1)
@@ -214,6 +204,18 @@ def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
                 where=_at(path, key_node),
                 hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(allowed)}.",
             )
+    item = {k: _text(path, fields, k) for k in (*_REQUIRED, "ruleset", "example", "provenance")}
+    for key in _REQUIRED:
+        if not item[key]:
+            raise RuleError(
+                f"a rule needs the text field {key!r}",
+                where=where,
+                hint=f"Every rule has {', '.join(_REQUIRED)}.",
+            )
+    if len(forms) != 1:
+        raise RuleError(
+            "a rule needs either `match` and `replace`, or `egg`, or `include`", where=where
+        )
     if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
         raise RuleError(
             f"numerics is {item['numerics']!r}",

@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -26,13 +27,14 @@ import msgspec
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.collector import rarely_collected
-from tapestry_egg.errors import GraphError
+from tapestry_egg.errors import ExtractError, GraphError
 from tapestry_egg.extract.front.front import Front, audit
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.packed import read_unpacked
 from tapestry_egg.plans.plan import CERTIFIED, Plan
 from tapestry_egg.printable import brief
 from tapestry_egg.rules.language.book import RuleBook
+from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.tracing.arguments import a
 from tapestry_egg.tracing.graph_documents import (
     GraphRecord,
@@ -78,6 +80,8 @@ class GraphFile(GraphRecord, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     version: int
     in_tree: Any
     out_tree: Any
+    state: dict[str, str] = {}
+    parameters: list[str] = []
     jax: str = ""
     sources: list[SourceRecord] = []
 
@@ -256,6 +260,8 @@ def _graph_document(program: Program) -> dict[str, Any]:
         "name": record.pop("name"),
         "in_tree": program.in_tree,
         "out_tree": program.out_tree,
+        **({"state": dict(program.state)} if program.state else {}),
+        "parameters": list(program.parameters),
         **record,
         "sources": [list(row) for row in sources.rows],
     }
@@ -264,7 +270,12 @@ def _graph_document(program: Program) -> dict[str, Any]:
 def _program(document: dict[str, Any], where: str) -> Program:
     file: GraphFile = convert(document, GraphFile, where)
     graph = graph_from_record(file, file.sources, where)
-    return program_of(graph, file.in_tree, file.out_tree, where)
+    program = program_of(graph, file.in_tree, file.out_tree, where)
+    try:
+        feedback_pairs(graph, file.state)
+    except ExtractError as e:
+        raise GraphError(e.what, where=f"{where}.{e.where}", hint=e.hint) from None
+    return replace(program, state=file.state, parameters=tuple(file.parameters))
 
 
 def _plan_document(plan: Plan) -> dict[str, Any]:

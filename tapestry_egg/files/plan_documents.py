@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from functools import cache, partial
 from typing import Any
 
@@ -100,6 +100,7 @@ class OriginRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
     machine: Target | None
     feedback: list[tuple[int, int]] = []
     books: list[str] = []
+    parameters: list[str] = []
 
 
 class PlanRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -377,6 +378,7 @@ def origin_record(plan: Plan, sources: SourceTable) -> OriginRecord:
         machine=origin.machine if origin else None,
         feedback=list(origin.feedback) if origin else [],
         books=list(origin.books) if origin else [],
+        parameters=list(program.parameters),
     )
 
 
@@ -390,12 +392,13 @@ def origin_from_record(
     graph = graph_from_record(record.program, sources, f"{where}.program")
     program = program_of(graph, record.in_tree, record.out_tree, where)
     check_names(program, where)
+    program = replace(program, parameters=tuple(record.parameters))
     for k, (j, i) in enumerate(record.feedback):
         at = f"{where}.feedback[{k}]"
         if not (0 <= j < len(graph.outputs) and 0 <= i < len(graph.inputs)):
             raise GraphError(f"there is no output {j} or input {i}", where=at)
         a, b = graph.values[graph.inputs[i]], graph.values[graph.outputs[j]]
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
+        if not graph.same_type(graph.inputs[i], graph.outputs[j]):
             raise GraphError(f"output {j}, {b}, cannot become input {i}, {a}", where=at)
     for side in zip(*record.feedback, strict=True):
         if len(set(side)) != len(side):

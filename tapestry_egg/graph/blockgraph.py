@@ -195,6 +195,11 @@ class BlockGraph:
             f"{len(self.inputs)} inputs, {len(self.outputs)} outputs)"
         )
 
+    def same_type(self, one: int, other: int) -> bool:
+        """Whether two values have the same shape and dtype."""
+        a, b = self.values[one], self.values[other]
+        return (a.shape, a.dtype) == (b.shape, b.dtype)
+
     @property
     def size(self) -> int:
         """How many operations there are, those of regions included."""

@@ -68,6 +68,12 @@ class Objective:
 
     def parse(self, amount: str | float, where: str = "") -> float:
         """An amount of it, such as `60GiB`, in base units. Raises ExtractError for none."""
+        if share_of_least(amount) is not None:
+            raise ExtractError(
+                f"{str(amount).strip()} is a share of the least, which only a front knows",
+                where=where or f"limit on {self.name}",
+                hint="Give an amount here; front.best(limits=...) and front.ranked take shares.",
+            )
         return self.quantity.parse(amount, self.name, where)
 
     def format(self, amount: float, digits: int = 3) -> str:

@@ -252,9 +252,8 @@ def _elsewhere(
         if not graph.donated or not graph.donated[i] or i in given:
             continue
         for j, w in enumerate(graph.outputs):
-            a, b = graph.values[v], graph.values[w]
             ends = (outputs[j], _PLACE.sub("", outputs[j]))
-            if j in found or (a.shape, a.dtype) != (b.shape, b.dtype):
+            if j in found or not graph.same_type(v, w):
                 continue
             if _PLACE.sub("", inputs[i]) in ends:
                 by_output.setdefault(j, []).append(i)

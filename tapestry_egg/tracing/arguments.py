@@ -15,7 +15,7 @@ from tapestry_egg.errors import (
 )
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.objectives import KNOWN, Objective, named, objective
+from tapestry_egg.machine.objectives import KNOWN, Objective, amounts, named, objective
 
 from .trace import Program
 
@@ -115,12 +115,15 @@ def check_devices(mesh: object) -> None:
 
 def check_limits(limits: object) -> None:
     """Amounts by objective. Raises ExtractError for anything else."""
-    if limits is not None and not isinstance(limits, Mapping):
+    if limits is None:
+        return
+    if not isinstance(limits, Mapping):
         raise ExtractError(
             f"expected amounts by objective, given {a(limits)}",
             where="limits",
             hint="Write limits={'peak_bytes': '60GiB'}.",
         )
+    amounts(limits)
 
 
 def check_objectives(objectives: object) -> None:

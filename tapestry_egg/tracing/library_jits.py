@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -15,19 +16,39 @@ from types import MethodType
 from typing import Any
 
 from tapestry_egg.errors import TraceError
+from tapestry_egg.graph.blockgraph import BlockGraph
 
 # From the `jax.jit` inside of a library's function to what is to stand there.
 Inside = Callable[[Any], Any]
+# From a pytree that a library passes inside to better names of some of its leaves' paths.
+Names = Callable[[Any], Mapping[str, str]]
+# From a graph, and the arguments of the `jax.jit` inside, to the state of its `Program`.
+Becomes = Callable[[BlockGraph, tuple[Any, ...]], Mapping[str, str]]
+
+_NNX, _EQUINOX = "flax.nnx.jit", "equinox.filter_jit"
+# What a library has instead of some of `jax.jit`'s words.
+_OTHERWISE = {
+    (_EQUINOX, "donate"): f'Write {_EQUINOX}(f, donate="all"), which is kept.',
+    (_EQUINOX, "static"): f"{_EQUINOX} keeps static what is no array.",
+    (_EQUINOX, "in"): "Pin arguments by their paths instead: pins={...}.",
+    (_EQUINOX, "out"): "Shard results inside the function instead: equinox.filter_shard.",
+}
+
+#: The number of an argument or of a result, at the beginning of a path.
+_NUMBER = re.compile(r"^\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryJit:
     """A jitted function of a library's. `around(inside)` is the same function around `inside` of
-    the `jax.jit` that it has. `mirrored` is the path in the inner result of what the arguments
-    become for the next call: modules that the library updates in place."""
+    the `jax.jit` that it has. `becomes` says which results inside are arguments of the next call:
+    modules that the library updates in place, and what is donated, by its paths for the user.
+    `names` are those that the user knows."""
 
+    name: str
     around: Callable[[Inside], Any]
-    mirrored: str = ""
+    becomes: Becomes
+    names: Names | None = None
 
     def calling(self, inner: Callable[..., Any]) -> Any:
         """The library's function, which calls `inner` with arrays in pytrees of its own."""
@@ -47,12 +68,15 @@ def library_jit(fn: Any, words: Mapping[str, Any]) -> LibraryJit | None:
     """
     found = fn.library if isinstance(fn, Adopted) else None
     found = found or _of_partial(fn) or _of_nnx(fn) or _of_equinox(fn)
-    for word, value in words.items() if found else ():
+    if found is None:
+        return None
+    for word, value in words.items():
         if value is not None:
             raise TraceError(
-                f"the function was jitted by {type(fn).__module__.partition('.')[0]}",
+                f"the function was jitted by {found.name}",
                 where=word,
-                hint="Give this to the library's own jit, which is kept.",
+                hint=_OTHERWISE.get((found.name, word.partition("_")[0]))
+                or f"Write {found.name}(f, {word}=...), which is kept.",
             )
     return found
 
@@ -122,7 +146,64 @@ def _of_nnx(fn: Any) -> LibraryJit | None:
         made.jitted_fn = inside(made.jitted_fn)
         return made
 
-    return LibraryJit(around, mirrored="[0]")
+    return LibraryJit(_NNX, around, _mirrored, _module_names)
+
+
+def _module_names(tree: Any) -> Mapping[str, str]:
+    """The paths in modules of what nnx passes as flat lists: `[0].up.kernel` for
+    `[0].states[0][3]`."""
+    import jax
+
+    def is_flat(x: Any) -> bool:
+        return type(x).__name__ == "NodeStates" and hasattr(x, "states")
+
+    found: dict[str, str] = {}
+    for path, node in jax.tree_util.tree_flatten_with_path(tree, is_leaf=is_flat)[0]:
+        if is_flat(node) and len(node.states) == 1 and isinstance(node.states[0], list):
+            above = jax.tree_util.keystr(path)
+            inside = _paths_inside(getattr(node, "_graphdef", None))
+            if len(inside) == len(node.states[0]):
+                found |= {f"{above}.states[0][{k}]": above + p for k, p in enumerate(inside)}
+    return found if len(set(found.values())) == len(found) else {}
+
+
+def _paths_inside(graphdef: Any) -> list[str]:
+    """The paths of the arrays of an nnx graph, in its own order; none of a version that writes
+    graphs down in another way."""
+    found: list[str] = []
+
+    def walk(path: str) -> None:
+        node = next(nodes)
+        kind = type(node).__name__
+        if kind == "VariableDef":
+            found.append(path)
+        for _ in range(node.num_attributes if kind == "NodeDef" else 0):
+            key, value = next(attributes)
+            named = isinstance(key, str) and key.isidentifier()
+            below = f"{path}.{key}" if named else f"{path}[{key!r}]"
+            if type(value).__name__ == "NodeAttr":
+                walk(below)
+            elif type(value).__name__ != "Static":
+                found.append(below)
+
+    try:
+        nodes, attributes = iter(graphdef.nodes), iter(graphdef.attributes)
+        walk("")
+    except (AttributeError, TypeError, ValueError, StopIteration):
+        return []
+    return found
+
+
+def _mirrored(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:
+    """The results of nnx that are arguments as the call leaves them: those of the same path below
+    `[0]`, and of the same type."""
+    given = dict(zip(graph.input_names, graph.inputs, strict=True))
+    found = {}
+    for name, v in zip(graph.output_names, graph.outputs, strict=True):
+        own = name.removeprefix("[0]")
+        if name.startswith("[0]") and own in given and graph.same_type(given[own], v):
+            found[name] = own
+    return found
 
 
 def _of_equinox(fn: Any) -> LibraryJit | None:
@@ -136,4 +217,45 @@ def _of_equinox(fn: Any) -> LibraryJit | None:
         object.__setattr__(made, "_cached", inside(fn._cached))
         return made
 
-    return LibraryJit(around)
+    return LibraryJit(_EQUINOX, around, _donated)
+
+
+def _donated(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:
+    """The results of equinox that donated arguments become: those of the same type whose path in
+    the user's result is that in the user's argument, but for the number of either."""
+    names = _of_user(args)
+    given: dict[str, list[int]] = {}
+    for i, name in enumerate(graph.input_names):
+        if graph.donated[i]:
+            given.setdefault(_NUMBER.sub("", names.get(name, name)), []).append(i)
+    found: dict[int, list[str]] = {}
+    for name, v in zip(graph.output_names, graph.outputs, strict=True):
+        own = name.removeprefix("[1]")  # beside a mark, and what is static
+        alike = dict.fromkeys((*given.get(own, ()), *given.get(_NUMBER.sub("", own), ())))
+        fitting = [i for i in alike if graph.same_type(graph.inputs[i], v)]
+        if name != own and len(fitting) == 1:
+            found.setdefault(fitting[0], []).append(name)
+    return {names[0]: graph.input_names[i] for i, names in found.items() if len(names) == 1}
+
+
+def _of_user(args: tuple[Any, ...]) -> Mapping[str, str]:
+    """What equinox passes on, `[0]['rest'][2]`, by its path in the user's arguments: `[1].weight`.
+    It passes flat arrays, and their structures as the last, static argument."""
+    import jax
+
+    if len(args) != 3 or len(args[2]) != 3:  # another version of equinox
+        return {}
+    *parts, (_, first, rest) = args
+    found = {}
+    for part, (_, tree) in (("first", first), ("rest", rest)):
+        number = next((k for k, held in enumerate(parts) if part in held), 0)
+        places = jax.tree.unflatten(tree, range(tree.num_leaves))
+        for path, k in jax.tree_util.tree_flatten_with_path(places)[0]:
+            if part == "first":
+                own = f"[0]{jax.tree_util.keystr(path)}"
+            elif path[0].idx == 1:
+                own = jax.tree_util.keystr(path[1:])
+            else:
+                own = f"[{path[1].idx + 1}]{jax.tree_util.keystr(path[2:])}"
+            found[f"[{number}]['{part}'][{k}]"] = own
+    return found

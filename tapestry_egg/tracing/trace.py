@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from tapestry_egg.errors import TraceError, UnplannedError
-from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
+from tapestry_egg.graph.blockgraph import BlockGraph, Source, TensorType, given_up
 from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, known_of
 
 from .call_signature import Call, Signature, read_signature
 from .fused_attention import available
-from .library_jits import Answer, LibraryJit, answer_of, library_jit
+from .library_jits import Answer, LibraryJit, Names, answer_of, library_jit
 
 # So many operations may be removed without a word.
 _FEW = 10
@@ -43,8 +45,30 @@ class Program:
     state: Mapping[str, str] = field(default_factory=dict)
     # Meshes with devices, and devices, that the function itself names; known only where traced.
     places: tuple[Any, ...] = ()
+    # The names of positional parameters, "" for those that have none in a call.
+    parameters: tuple[str, ...] = ()
     # Of each result the layout in its type, on a mesh with Explicit axes; None for any other.
     out_specs: tuple[Any, ...] = ()
+
+    def called_as(self, traced: Program) -> Program:
+        """This program of a file, called as the same program that was traced here: with its static
+        arguments, the user's classes, and the modules of a library. Raises TraceError for
+        another."""
+        for what in ("in_tree", "out_tree"):
+            if where := difference(getattr(self, what), getattr(traced, what)):
+                raise TraceError(
+                    f"{traced.name or 'it'} is not what {self.name or 'the plan'} was made for: "
+                    f"{what}: {where}",
+                    where="program",
+                    hint="Trace the same function with the same types of arguments.",
+                )
+        if not _computes_the_same(self.graph, traced.graph):
+            raise TraceError(
+                f"{traced.name or 'it'} computes something else than {self.name or 'the plan'}",
+                where="program",
+                hint="Trace the function as it was when the plan was made, or optimize it again.",
+            )
+        return replace(traced, graph=self.graph)
 
     @staticmethod
     def of(graph: BlockGraph) -> Program:
@@ -92,7 +116,11 @@ class Program:
         if where:
             raise TraceError(
                 f"the arguments do not fit {self.name or 'the program'}: {where}",
-                hint="Call it with the structure it was traced with, or trace it again.",
+                hint="Call it with the structure it was traced with, or trace it again."
+                if self.in_treedef is not None
+                else "Call it with the structure it was traced with. A plan of nnx.jit or "
+                "eqx.filter_jit that was loaded takes modules if the function is traced again: "
+                "te.compile(plan, program=te.trace(...)).",
             )
         return leaves
 
@@ -154,7 +182,9 @@ class Program:
     def dynamic(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Arguments without the static ones; these must be the traced ones."""
+        """Arguments without the static ones; these must be the traced ones. Others may be given by
+        name or by position, whichever they were traced by."""
+        args, kwargs = self._in_place(args, kwargs)
         if not self.static:
             return args, kwargs
         positions = {k: v for k, v in self.static if isinstance(k, int)}
@@ -172,6 +202,31 @@ class Program:
             tuple(a for i, a in enumerate(args) if i not in positions),
             {k: v for k, v in kwargs.items() if k not in named},
         )
+
+    def _in_place(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Arguments by position or by name as they were traced."""
+        count, named = self._traced_by
+        if len(args) == count and kwargs.keys() == named:
+            return args, kwargs
+        given, rest = list(args[:count]), dict(kwargs)
+        for name in self.parameters[len(args) : count]:
+            if name in rest:
+                given.append(rest.pop(name))
+        rest.update(zip(self.parameters[count:], args[count:], strict=False))
+        whole = len(given) + len(rest) == len(args) + len(kwargs)
+        if whole and len(given) == count and rest.keys() == named:
+            return tuple(given), rest
+        return args, kwargs  # which fit in no way, or have no static ones
+
+    @cached_property
+    def _traced_by(self) -> tuple[int, frozenset[str]]:
+        """How many arguments were traced by position, and the names of the others."""
+        args, kwargs = self.in_tree["tuple"]
+        named = [at for at, _ in self.static if isinstance(at, str)]
+        count = len(args["tuple"]) + len(self.static) - len(named)
+        return count, frozenset((*(k for k, _ in kwargs["dict"]), *named))
 
 
 def trace(
@@ -207,12 +262,12 @@ def trace(
     }
     library = library_jit(fn, words)
     if library is None:
-        program = trace_signature(read_signature(fn, **words), args, kwargs, name, warns=True)
+        program = trace_signature(read_signature(fn, **words), args, kwargs, name, warns=4)
     else:
 
         def inside(jitted: Any) -> Callable[..., Any]:
             def answer(*args: Any, **kwargs: Any) -> Any:
-                told = name, library.mirrored, True
+                told = name, library, 4
                 raise Answer(trace_signature(read_signature(jitted), args, kwargs, *told))
 
             return answer
@@ -222,8 +277,8 @@ def trace(
     return program
 
 
-def _warn_of_dead(jaxpr: Any, name: str) -> None:
-    """Warn if most operations of a trace were removed."""
+def _warn_of_dead(jaxpr: Any, name: str, frames: int) -> None:
+    """Warn if most operations of a trace were removed, so many frames above."""
     from .needless import count, without_dead_code
 
     total = count(jaxpr)
@@ -232,8 +287,8 @@ def _warn_of_dead(jaxpr: Any, name: str) -> None:
         warnings.warn(
             f"{name}: {dead} of {total} operations were removed, because nothing that it returns "
             f"depends on them. Return what it updates; nnx.jit and eqx.filter_jit do that, so "
-            f"trace their functions as they are.",
-            stacklevel=4,
+            f"give their functions as they are.",
+            stacklevel=frames,
         )
 
 
@@ -282,13 +337,13 @@ def trace_signature(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     name: str | None = None,
-    mirrored: str = "",
-    warns: bool = False,
+    library: LibraryJit | None = None,
+    warns: int = 0,
 ) -> Program:
     """`trace` of a function whose static and donated arguments are known.
 
-    `mirrored` is the path in the result of what arguments become for the next call. It `warns` if
-    most of what the function computes is not returned.
+    `library` is the one that calls the function, which knows its state, and names for it. If most
+    of what the function computes is not returned, it warns, `warns` frames above (0: not at all).
     """
     import jax
 
@@ -306,26 +361,61 @@ def trace_signature(
         _TRACING.reset(within)
     called = name or getattr(traced, "fun_name", None) or getattr(signature.fn, "__name__", None)
     if warns:
-        _warn_of_dead(traced.jaxpr.jaxpr, called or "program")
+        _warn_of_dead(traced.jaxpr.jaxpr, called or "program", warns)
     leaves, tree = jax.tree_util.tree_flatten_with_path((call.args, call.kwargs))
     donated = signature.donated(args, kwargs)
     name = called or "program"
     program = _program(traced, leaves, tree, donated, positions, call.static, name)
-    return replace(program, state=_mirrors(program.graph, mirrored)) if mirrored else program
+    program = replace(program, parameters=_parameters(signature.fn))
+    if library is None:
+        return program
+    graph = program.graph
+    if library.names is not None:
+        graph = _renamed(program, library.names, (args, kwargs))
+    return replace(program, graph=graph, state=library.becomes(graph, args))
 
 
-def _mirrors(graph: BlockGraph, prefix: str) -> Mapping[str, str]:
-    """The results under a path that have the rest of their path and their type in common with an
-    argument: name -> the argument's."""
-    inputs = dict(zip(graph.input_names, graph.inputs, strict=True))
-    found = {}
-    for name, v in zip(graph.output_names, graph.outputs, strict=True):
-        before = inputs.get(name.removeprefix(prefix))
-        if before is not None and name.startswith(prefix):
-            a, b = graph.values[before], graph.values[v]
-            if (a.shape, a.dtype) == (b.shape, b.dtype):
-                found[name] = name.removeprefix(prefix)
-    return found
+def _renamed(program: Program, names: Names, given: tuple[Any, dict[str, Any]]) -> BlockGraph:
+    """The graph of a program with better names, where there are some, of what it was `given` and
+    of its results."""
+    graph = program.graph
+    before, after = {**names(given[0]), **names(given[1])}, {}
+    with suppress(Exception):  # whatever the user's class raises for what is no array
+        after = dict(names(program.unflatten(range(len(graph.outputs)))))
+    return replace(
+        graph,
+        input_names=tuple(before.get(n, n) for n in graph.input_names),
+        output_names=tuple(after.get(n, n) for n in graph.output_names),
+    )
+
+
+def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of positional parameters; "" for those that a call cannot name."""
+    try:
+        found = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # of a builtin
+        return ()
+    positional = [p for p in found if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return tuple("" if p.kind is p.POSITIONAL_ONLY else p.name for p in positional)
+
+
+def _computes_the_same(one: BlockGraph, other: BlockGraph) -> bool:
+    """Whether two graphs are the same but for where their operations come from."""
+    return _without_sources(one) == _without_sources(other)
+
+
+def _without_sources(graph: BlockGraph) -> BlockGraph:
+    operations = [
+        replace(
+            op,
+            source=Source(),
+            scope="",
+            places=None,
+            regions=tuple(map(_without_sources, op.regions)),
+        )
+        for op in graph.operations
+    ]
+    return replace(graph, operations=tuple(operations))
 
 
 def _traced(signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any], call: Call) -> Any:

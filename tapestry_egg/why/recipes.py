@@ -38,8 +38,9 @@ Layouts = Mapping[str, tuple[str | None, ...]]
 _STEP = 1.01
 
 _LEGEND = (
-    "a recipe is layouts of arguments alone, here with the best plan that was found; front: its "
-    "fastest plan that holds no more, and how many times as long the recipe takes"
+    "A recipe fixes the layouts of arguments only, and has the best plan that was found for them. "
+    "Below it is the front's fastest plan that holds no more; the recipe takes so many times as "
+    "long."
 )
 
 # Above any memory, so that what does not fit is told, too.
@@ -86,7 +87,7 @@ class Recipes:
         return min(fitting, key=lambda p: p.costs.seconds, default=None)
 
     def __str__(self) -> str:
-        head = ["recipe", "seconds", "peak", "joules", "wire", "front", "seconds", "peak", "times"]
+        head = ["recipe", "seconds", "peak", "joules", "wire", "times"]
         rows, said = [head], [f"recipes of {self.front.graph_name} on {self.front.target}"]
         missing, faster, over = [], [], False
         for r in self.recipes:
@@ -94,16 +95,15 @@ class Recipes:
                 missing.append(f"{r.name}: {r.missing}")
                 continue
             own, mark = self.beside(r), _over(r.plan, self.front)
-            other = ["-", "", "", ""]
-            if own is not None:
-                times = r.plan.costs.seconds / own.costs.seconds
-                other = [own.name, *_short(own)[:2], f"{times:.2f}×"]
-                faster += [r.name] if times < 1.0 / _STEP else []
             seconds, peak, *rest = _short(r.plan)
-            rows.append([r.name, seconds, f"{peak}{mark}", *rest, *other])
+            times = "-" if own is None else f"{r.plan.costs.seconds / own.costs.seconds:.2f}×"
+            rows.append([r.name, seconds, f"{peak}{mark}", *rest, times])
             over |= bool(mark)
+            if own is not None:
+                rows.append([f"  front: {own.name}", *_short(own), ""])
+                faster += [r.name] if r.plan.costs.seconds < own.costs.seconds / _STEP else []
         if len(rows) > 1:
-            said.append(columns(rows, "  ", right=(1, 2, 3, 4, 6, 7, 8)))
+            said.append(columns(rows, "  ", right=range(1, 6)))
             said.append(_LEGEND)
         if over:
             said.append("! more than a device's usable memory")

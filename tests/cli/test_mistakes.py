@@ -50,6 +50,22 @@ def optimized(**more: Any) -> Any:
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "a limit on what is no objective, of te.jit": (
+        lambda: te.jit(double, limits={"memory": "1GiB"}),
+        "^limits: unknown objective 'memory'.*peak_bytes",
+    ),
+    "a share as a limit of te.jit": (
+        lambda: te.jit(double, limits={"peak_bytes": "50%"}),
+        r"limit on peak_bytes: 50% is a share of the least.*front\.best",
+    ),
+    "a share as a limit of te.optimize": (
+        lambda: optimized(limits={"peak_bytes": "50%"}),
+        r"limit on peak_bytes: 50% is a share of the least.*front\.best",
+    ),
+    "a kind of device as a target": (
+        lambda: te.optimize(graph(), "tpu:8"),
+        "'tpu'.*Did you mean 'v5e:8' or 'v6e:8'",
+    ),
     "a function to optimize": (
         lambda: te.optimize(double, "cpu:2"),
         "expected a traced program, given a function.*te.trace",

@@ -125,7 +125,8 @@ def test_bad_pins_are_refused_by_path(
 
 def test_a_pin_that_does_not_divide_names_the_input() -> None:
     odd = te.trace(lambda x: x + 1, jnp.zeros((16, 3)))
-    with pytest.raises(ExtractError, match=r"\[0\] of shape \[16, 3\] cannot be cut evenly"):
+    wanted = r"\[0\] of shape \[16, 3\] cannot be cut evenly .*: 3 is not divisible by [248]$"
+    with pytest.raises(ExtractError, match=f"(?m){wanted}"):
         te.optimize(odd, "cpu:8", pins={"[0]": (None, "x")}, settings=QUICK)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,13 +15,14 @@ import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import tapestry_egg as te
 from tapestry_egg.errors import PlanError, TargetError, TraceError
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.plans.specs import partition_spec
 from tapestry_egg.runtime import compile, hlo_stats
-from tapestry_egg.runtime.compiled import jax_mesh
+from tapestry_egg.runtime.compiled import CompiledPlan, jax_mesh
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
 
@@ -274,3 +276,44 @@ def test_small_loops_with_barriers_inside_run() -> None:
     program = trace(jax.grad(halves), x := np.ones((3, 4), np.float32))
     plan = optimize(program, "cpu:2", settings=Settings(work=0.1, front=False, workers=1)).best()
     np.testing.assert_allclose(compile(plan)(x), jax.grad(halves)(x), rtol=1e-5)
+
+
+@pytest.mark.parametrize("loaded", [False, True])
+def test_arguments_come_by_position_or_by_name(loaded: bool, tmp_path: Path) -> None:
+    def f(w: jax.Array, x: jax.Array, /, y: jax.Array, *, z: jax.Array) -> jax.Array:
+        return w + 2 * x + 3 * y + 4 * z
+
+    def g(w: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
+        return w + 2 * x + 3 * y
+
+    def compiled(program: te.Program) -> CompiledPlan:
+        front = te.optimize(program, "cpu:8", settings=te.Settings(work=0.1, front=False))
+        if not loaded:
+            return te.compile(front.best())
+        front.save(tmp_path / "front.json")
+        return te.compile(te.load(tmp_path / "front.json").best())  # type: ignore[union-attr, operator]
+
+    w, x, y, z = (jnp.full((8, 8), 10.0**k) for k in range(4))
+    run = compiled(te.trace(f, w, x, y, z=z))
+    for result in (run(w, x, y, z=z), run(w, x, y=y, z=z)):
+        np.testing.assert_array_equal(result, f(w, x, y, z=z))
+    for program in (te.trace(g, w, x, y), te.trace(g, w, x, y=y), te.trace(g, w=w, x=x, y=y)):
+        run = compiled(program)
+        for result in (run(w, x, y), run(w, x, y=y), run(w, y=y, x=x), run(y=y, x=x, w=w)):
+            np.testing.assert_array_equal(result, g(w, x, y))
+        for wrong in (lambda: run(w, x), lambda: run(w, x, y, z), lambda: run(w, x, y, y=y)):  # noqa: B023
+            with pytest.raises(te.TapestryError, match="do not fit g"):
+                wrong()
+
+
+def test_static_arguments_come_by_position_or_by_name() -> None:
+    def f(x: jax.Array, n: int, y: jax.Array) -> jax.Array:
+        return x * n + y
+
+    x, y = jnp.ones((8, 8)), jnp.full((8, 8), 3.0)
+    program = te.trace(f, x, 2, y, static_argnums=1)
+    run = te.compile(te.optimize(program, "cpu:8", settings=te.Settings(work=0.1)).best())
+    for result in (run(x, 2, y), run(x, n=2, y=y), run(x, 2, y=y), run(y=y, n=2, x=x)):
+        np.testing.assert_array_equal(result, f(x, 2, y))
+    with pytest.raises(te.TapestryError, match="static argument"):
+        run(x, n=3, y=y)

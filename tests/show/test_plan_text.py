@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.columns import WIDEST, columns, lines_of, told_once
+from tapestry_egg.columns import WIDEST, columns, lines_of, readers_width, told_once
+from tapestry_egg.plans.peak import Peak, PeakPart
 from tapestry_egg.quantities import BYTES, TIME
 
 LAYERS = 4
@@ -119,3 +120,50 @@ def test_tables_call_files_by_the_end_of_their_paths(plan: te.Plan) -> None:
         texts = str(plan.peak()), str(plan.costs_by("line"))
     for text in texts:
         assert "test_plan_text.py:" in text and "/test_plan_text.py" not in text
+
+
+def test_columns_that_do_not_fit_stand_below_and_no_word_is_broken() -> None:
+    head = ["#", "kind", "type", "layout", "sent", "made by", "at"]
+    row = [
+        *("12", "all_gather &4", "f32[64, 2048, 16384]", "[y·x, ., .]", "512 MiB"),
+        *("convert_element_type", "_classification.py:400"),
+    ]
+    other = [cell.replace("1", "22") for cell in row]
+    lines = columns([head, row, other], "  ", right=(0, 4)).split("\n")
+    assert max(map(len, lines)) <= 80 and len(lines) == 6
+    assert "".join("".join(lines[2:4]).split()) == "".join("".join(row).split())
+    for upper, lower in zip(lines[::2], lines[1::2], strict=True):
+        assert lower.startswith("      ") and not upper.startswith("      ")
+    # Where no cell is below there is no line.
+    bare = columns([head, row, [*row[:5], "", ""]], "  ", right=(0, 4))
+    assert [bool(line) for line in bare.split("\n")] == [True] * 5
+    # Cells stand below their heads.
+    assert lines[1].index("at") == lines[3].index("_classification.py:400")
+    assert lines[0].index("type") == lines[2].index("f32[") == lines[4].index("f32[")
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_peak_has_no_more_lines_than_arrays_ask_for(width: int) -> None:
+    part = PeakPart(
+        *("%705", "bf16[64, 2048, 32, 128]", "[y·x, ., ., .]", "made", 2.0**31),
+        *("flash_attention_backward", "some_long_package/_classification.py:400"),
+    )
+    parts = tuple(replace(part, bytes=2.0**k) for k in range(12, 32))
+    peak = Peak(sum(p.bytes for p in parts), 1e-3, "dot_general", "a.py:1", parts)
+    with lines_of(width):
+        lines = str(peak).split("\n")
+    assert max(map(len, lines)) <= width
+    assert len(lines) <= 2 + 3 * len(parts)
+    assert sum("_classification.py:400" in line for line in lines) == len(parts)
+
+
+def test_columns_of_the_environment_count_where_no_terminal_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = {}
+    for said in ("", "100", "500", "7", "many"):
+        monkeypatch.setenv("COLUMNS", said)
+        found[said] = readers_width()
+    assert found == {"": 80, "100": 100, "500": WIDEST, "7": 60, "many": 80}
+    monkeypatch.delenv("COLUMNS")
+    assert readers_width() == 80

@@ -161,7 +161,7 @@ class AdoptedJit(Adopted):
         kept: list[_Inside] = []
 
         def planned(jitted: Any) -> _Inside:
-            kept.append(_Inside(Optimized(read_signature(jitted), request, library.mirrored)))
+            kept.append(_Inside(Optimized(read_signature(jitted), request, library)))
             return kept[0]
 
         self._outer = library.around(planned)

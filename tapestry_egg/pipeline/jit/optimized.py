@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 
     from tapestry_egg.graph.blockgraph import BlockGraph
     from tapestry_egg.runtime.compiled import CompiledPlan
+    from tapestry_egg.tracing.library_jits import LibraryJit
     from tapestry_egg.tracing.trace import Program
 
 
@@ -82,6 +83,9 @@ _Devices = frozenset[Any] | None
 # Types of which as many are known as JAX knows of one function; the oldest are forgotten first.
 _MOST = 8192
 
+# Frames from a warning of `trace_signature` up to the user's call.
+_USERS_FRAME = 8
+
 # Traced arguments by position, and by name; static ones as a part of a key.
 _Split = tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]
 
@@ -93,16 +97,17 @@ class Optimized(Jitted):
     arguments or their `jax.ShapeDtypeStruct`s, `clear_cache`, `__wrapped__`; `jax.export` takes it.
     """
 
-    def __init__(self, signature: Signature, request: Request, mirrored: str = "") -> None:
-        """`mirrored` is the path in the result of what the arguments become for the next call: the
-        modules that a library updates in place."""
+    def __init__(
+        self, signature: Signature, request: Request, library: LibraryJit | None = None
+    ) -> None:
+        """`library` is the one whose function calls this one."""
         functools.update_wrapper(self, signature.fn, updated=())
         noted = getattr(signature.fn, "__dict__", {})
         vars(self).update({k: v for k, v in noted.items() if not hasattr(type(self), k)})
         self.signature = signature
         self._has_static = bool(signature.static_argnums or signature.static_argnames)
         self._request = request
-        self._mirrored = mirrored
+        self._library = library
         # By the types as they come, and by what JAX makes of them: a number is an array of no dims,
         # and where an array lies is no part of its type. The first only saves asking.
         self._known: dict[Any, _Planned | _AsWritten] = {}
@@ -288,7 +293,13 @@ class Optimized(Jitted):
             check_mesh_set()
             for leaf in leaves:
                 check_memory_kept(getattr(leaf, "sharding", None), "an argument")
-            program = trace_signature(signature, args, kwargs, mirrored=self._mirrored)
+            program = trace_signature(
+                signature,
+                args,
+                kwargs,
+                library=self._library,
+                warns=0 if self._planned else _USERS_FRAME,  # once
+            )
             request = replace(
                 request,
                 state={**program.state, **(request.state or {})} or None,
