@@ -133,8 +133,20 @@ def exchanges(
     then the states that devices combine.
 
     `needs` are the layouts of its operands. Whether the cuts serve them is for the certificate to
-    say (`extract/certify/legality.py`), which knows nothing of this.
+    say (`extract/certify/legality.py`), which knows nothing of this. The signature remembers it,
+    as equal layers run alike, in all plans.
     """
+    known: dict[Hashable, tuple[Exchange, ...]]
+    known = signature.__dict__.setdefault("_exchanges", {})
+    found = known.get(key := (cuts, needs, mesh))
+    if found is None:
+        found = known[key] = _exchanges(signature, cuts, needs, mesh)
+    return found
+
+
+def _exchanges(
+    signature: OperationSignature, cuts: Cuts, needs: tuple[Layout, ...], mesh: MeshShape
+) -> tuple[Exchange, ...]:
     found: list[Exchange] = []
     if 0 in signature.extents or len(cuts) != len(signature.index):
         return ()
@@ -233,7 +245,7 @@ def exchanges_of(body: BodyPlan, k: int, mesh: MeshShape) -> tuple[Exchange, ...
     op, strategy, values = body.graph.operations[k], body.strategies[k], body.graph.values
     if op.regions or not any(strategy.cuts) or not any(any(x.dims) for x in strategy.needs):
         return ()
-    types = [tuple([values[v].strong for v in own]) for own in (op.inputs, op.outputs)]
+    types = [tuple([values[v] for v in own]) for own in (op.inputs, op.outputs)]
     return exchanges(registry.signature_of(op, *types), strategy.cuts, strategy.needs, mesh)
 
 
@@ -382,20 +394,22 @@ def neighbours(axes: tuple[int, ...], around: bool, mesh: MeshShape) -> tuple[_P
     return tuple(sorted(up)), tuple(sorted([(b, a) for a, b in up]))
 
 
-def together(body: BodyPlan, mesh: MeshShape) -> tuple[tuple[Reader, ...], ...]:
-    """The operations of a body that get rows from neighbours, those in one that send together."""
+def together(
+    body: BodyPlan, found: Sequence[tuple[Exchange, ...]]
+) -> tuple[tuple[Reader, ...], ...]:
+    """The operations of a body that get rows from neighbours, those in one that send together;
+    `found` are the exchanges of all operations."""
+    unit_of = [g if g >= 0 else -1 - k for k, g in ((k, group_of(body, k)) for k in range(len(found)))]
+    some = {u for u, own in zip(unit_of, found, strict=True) if any([e.is_rows for e in own])}
+    if not some:
+        return ()
     units: dict[int, list[Reader]] = {}
-    some: set[int] = set()
     for k, (op, strategy) in enumerate(zip(body.graph.operations, body.strategies, strict=True)):
-        found, group = exchanges_of(body, k, mesh), group_of(body, k)
-        unit = group if group >= 0 else -1 - k
-        units.setdefault(unit, []).append(Reader(k, op.inputs, strategy.needs, op.outputs, found))
-        if any([e.is_rows for e in found]):
-            some.add(unit)
+        if (u := unit_of[k]) in some:
+            reader = Reader(k, op.inputs, strategy.needs, op.outputs, found[k])
+            units.setdefault(u, []).append(reader)
     made = body.graph.producers()
-    return tuple(
-        [g for u in units if u in some for g in sent_together(units[u], lambda v: made.get(v, -1))]
-    )
+    return tuple([g for own in units.values() for g in sent_together(own, lambda v: made.get(v, -1))])
 
 
 def sent_again(groups: Sequence[Sequence[Reader]]) -> frozenset[tuple[int, int]]:

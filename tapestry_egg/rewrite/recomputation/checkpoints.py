@@ -23,9 +23,9 @@ from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import FusionCosts, Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
-from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.one_device import scheduled_alone, unit_seconds
 from tapestry_egg.schedule.own_arrays import self_compared
-from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.schedule.units import is_view
 from tapestry_egg.tracing.plain import handles_in
@@ -40,7 +40,7 @@ def peak_alone(graph: BlockGraph, target: Target) -> float:
     remembers it, as several other forms are held beside the same one."""
     known: dict[FusionCosts | None, float] = graph.__dict__.setdefault("_peak_alone", {})
     if target.fusing not in known:
-        known[target.fusing] = Flow(scheduled(graph, {}), target.fusing).peak
+        known[target.fusing] = Flow(scheduled_alone(graph), target.fusing).peak
     return known[target.fusing]
 
 
