@@ -399,7 +399,9 @@ def together(
 ) -> tuple[tuple[Reader, ...], ...]:
     """The operations of a body that get rows from neighbours, those in one that send together;
     `found` are the exchanges of all operations."""
-    unit_of = [g if g >= 0 else -1 - k for k, g in ((k, group_of(body, k)) for k in range(len(found)))]
+    unit_of = [
+        g if g >= 0 else -1 - k for k, g in ((k, group_of(body, k)) for k in range(len(found)))
+    ]
     some = {u for u, own in zip(unit_of, found, strict=True) if any([e.is_rows for e in own])}
     if not some:
         return ()
@@ -409,7 +411,9 @@ def together(
             reader = Reader(k, op.inputs, strategy.needs, op.outputs, found[k])
             units.setdefault(u, []).append(reader)
     made = body.graph.producers()
-    return tuple([g for own in units.values() for g in sent_together(own, lambda v: made.get(v, -1))])
+    return tuple(
+        [g for own in units.values() for g in sent_together(own, lambda v: made.get(v, -1))]
+    )
 
 
 def sent_again(groups: Sequence[Sequence[Reader]]) -> frozenset[tuple[int, int]]:

@@ -212,7 +212,7 @@ class _Matching:
 
     @cached_property
     def known(self) -> tuple[list[Rule], list[Rule]]:
-        """The named rules with those that unite nothing, and all rules; none where none is named."""
+        """The named rules with those that unite nothing, and all; the former only if some are."""
         known = [r for r in self.rules() if r.ruleset in PROGRAM_RULESETS]
         named = [r for r in known if r.name in self.named]
         # Rules that unite nothing derive facts (an order, say) that others ask for.
