@@ -66,8 +66,12 @@ class Builder:
         self.placed: set[int] = set()
         self.built: dict[int, int] = {}  # class -> value of its new operation
         self.instead: dict[int, int] = {}  # class -> operation that its new operation replaces
-        # What was asked for before: of values of the given graph, and of operations.
-        self._sources: dict[int, int] = {}
+        # What was asked for before: of values of the given graph, and of operations. Most values
+        # are computed as they are written.
+        chosen = [
+            nodes[k].value if k >= 0 else -1 for nodes, k in zip(terms.nodes, pick, strict=True)
+        ]
+        self._sources: dict[int, int] = {v: v for v, c in terms.class_of.items() if chosen[c] == v}
         self._read_by: dict[int, list[int]] = {}
         self._below: dict[int, list[int]] = {}
 
@@ -151,7 +155,8 @@ class Builder:
 
     def _find_reads(self, maker: int) -> list[int]:
         if maker >= 0:
-            return [self.source(u) for u in self.graph.operations[maker].inputs]
+            known, inputs = self._sources, self.graph.operations[maker].inputs
+            return [known[u] if u in known else self.source(u) for u in inputs]
         out: list[int] = []
         for d in self.terms.nodes[~maker][self.pick[~maker]].operands:
             node = self.terms.nodes[d][self.pick[d]]
