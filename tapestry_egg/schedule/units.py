@@ -90,7 +90,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
     for i, u in enumerate(unit_of):
         members[u].append(InstanceId(i))
     leaving = {v for i, leaf in zip(instances, leaves, strict=True) if leaf for v in i.inputs}
-    units = [_unit(program, members[u], leaving) for u in range(len(roots))]
+    units = [unit_with(program, members[u], leaving) for u in range(len(roots))]
     units.sort(key=lambda u: u.members[-1])
     return units
 
@@ -279,17 +279,13 @@ def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:
     return len(shapes) == 1 and other.signature.fusion == "loop"
 
 
-def _unit(program: FlatProgram, members: list[InstanceId], leaving: set[FlatId]) -> Unit:
+def unit_with(program: FlatProgram, members: list[InstanceId], leaving: set[FlatId]) -> Unit:
+    """The unit of some members, in program order; `leaving` are values that are materialised."""
     instances = program.instances
     root = instances[members[-1]]
     inside = {v for i in members[:-1] for v in instances[i].outputs}
     reads = tuple(
-        [
-            (i, p, v)
-            for i in members
-            for p, v in enumerate(instances[i].inputs)
-            if v not in inside
-        ]
+        [(i, p, v) for i in members for p, v in enumerate(instances[i].inputs) if v not in inside]
     )
     left = sorted(inside & leaving) if inside else ()
     return Unit(tuple(members), reads, (*root.outputs, *left), root.body)
