@@ -68,6 +68,7 @@ class InnerCopies:
         self._two: dict[InstanceId, tuple[Unit, Unit, bool] | None] = self.once(
             dict, "kernels run as two", schedule
         )
+        self._largest: dict[int, int] = {}  # unit -> the most bytes that it reads of a value
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
         self._sources: dict[TensorType, _Sources] = {}
 
@@ -98,7 +99,7 @@ class InnerCopies:
             return None
         (value,) = instance.outputs
         summed = self._may_be_summed(unit, i)
-        made = self._parts(unit, i) if summed or self._may_be_sent(i) else None
+        made = self._parts(unit, i) if summed or self._may_be_least(u, i) else None
         if made is None:
             return None
         first, rest, sent = made
@@ -130,6 +131,17 @@ class InnerCopies:
         """Whether what a member makes is an array, computed element by element."""
         instance = self.instances[i]
         return instance.signature.fusion == "loop" and self._size(instance.outputs[0]) > 1
+
+    def _may_be_least(self, u: int, i: InstanceId) -> bool:
+        """Whether what a member makes may be sent, and has fewer bytes than something its unit
+        reads, which is of some size: as it must to be sent for that."""
+        if u not in self._largest:
+            sizes = self.schedule.program.sizes
+            reads = self.schedule.units[u].reads
+            self._largest[u] = max([sizes[v] for *_, v in reads], default=0)
+        largest, (value,) = self._largest[u], self.instances[i].outputs
+        less = self.schedule.program.sizes[value] < largest and largest >= _SMALL
+        return less and self._may_be_sent(i)
 
     def _size(self, v: FlatId) -> int:
         return self.schedule.program.types[v].size

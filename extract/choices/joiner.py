@@ -335,24 +335,24 @@ class Joiner:
         grown: dict[tuple[Layouts, int, float, _Copied | None], _Way] = {}
         fitting, k, rest = member.fitting, member.place, member.read_open
         for way in ways:
-            open_ = tuple([way.open[n] for n in rest])
-            kept = way.open if k < 0 else way.open[:k] + way.open[k + 1 :]
+            opened, shown, had, moved_so_far, partial, chosen, _, first, mixed = way
+            reads = tuple([opened[n] for n in rest])
+            kept = opened if k < 0 else opened[:k] + opened[k + 1 :]
             for given, copied in self._wanted_of(way, member, inner):
-                for s in fitting.get((given, open_), ()):
-                    mark, moved = way.shown, way.moved
-                    if s.shown:
-                        mark = numbers.setdefault((mark, s.shown), len(numbers))
-                    for part in s.moved:
+                for s in fitting.get((given, reads), ()):
+                    number, fresh, seen, more, parts, open_partial = s
+                    mark, moved = shown, moved_so_far
+                    if seen:
+                        mark = numbers.setdefault((shown, seen), len(numbers))
+                    for part in parts:
                         moved += part
-                    what = (kept + s.fresh, mark, moved, copied)
-                    flops = way.flops + s.flops
+                    what = (kept + fresh, mark, moved, copied)
+                    flops = had + more
                     known = grown.get(what)
                     if known is None or flops < known.flops:
-                        chosen, partial = _Chosen(s.number, way.chosen), way.partial + s.partial
-                        read = way.first, way.mixed
-                        if member.shared:
-                            read = _mixed(way, member, s.shown)
-                        own = what[0], mark, flops, moved, partial, chosen, copied
+                        read = _mixed(way, member, seen) if member.shared else (first, mixed)
+                        last = _Chosen(number, chosen)
+                        own = what[0], mark, flops, moved, partial + open_partial, last, copied
                         grown[what] = _Way(*own, *read)
         return list(grown.values())
 
@@ -360,11 +360,11 @@ class Joiner:
         self, way: _Way, member: _Member, inner: Sequence[InnerCopy]
     ) -> list[tuple[Layouts, _Copied | None]]:
         """The layouts in which a member may give its results, and that of one which is copied."""
+        found: list[tuple[Layouts, _Copied | None]]
         if member.place < 0:
-            wanted: list[Layouts] = list(member.giving)
+            found = [(given, way.copied) for given in member.giving]
         else:
-            wanted = [(way.open[member.place],)]
-        found = [(given, way.copied) for given in wanted]
+            found = [((way.open[member.place],), way.copied)]
         if member.copied >= 0 and way.copied is None:
             sources = self.inside.sources(inner[member.copied], way.open[member.place])
             found += [((have,), _Copied(member.copied, have)) for have in sources]

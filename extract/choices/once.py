@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+class Plain(tuple[Any, ...]):
+    """A tuple of plain numbers, or of such tuples: as it is, it stands for itself in a key."""
+
+
 # What stands for itself in a key; anything else is named by its identity.
-_PLAIN = frozenset((int, float, bool, str, type(None)))
+_PLAIN = frozenset((int, float, bool, str, type(None), Plain))
 
 
 class Once:
@@ -42,6 +46,7 @@ class Once:
     def __init__(self) -> None:
         self._made: dict[Hashable, tuple[Any, Any]] = {}
         self._equal: dict[Hashable, NDArray[Any]] = {}
+        self._some: dict[int, tuple[NDArray[Any], bool]] = {}
 
     def __call__(self, make: Callable[[], T], *key: Any) -> T:
         name = _name(key)
@@ -49,6 +54,13 @@ class Once:
         if found is None:
             found = self._made[name] = make(), key
         return found[0]
+
+    def some(self, array: NDArray[Any]) -> bool:
+        """Whether there is anything in an array that was made once."""
+        found = self._some.get(id(array))
+        if found is None:  # the array beside the answer, as its identity is the key
+            found = self._some[id(array)] = array, bool(array.any())
+        return found[1]
 
     def same(self, array: NDArray[Any]) -> NDArray[Any]:
         """The first array met that equals this one, so that equal arrays are one in keys."""

@@ -133,11 +133,13 @@ class Search:
         parts: list[Variable | Pair] = [*self.problem.variables, *self.problem.pairs]
         self.most_seconds = sum(most(x.seconds) for x in parts)
         self.most_joules = sum(most(x.joules) for x in parts)
-        amounts = [[*(u.amount for u in x.uses), *(s.amount for s in x.spans)] for x in parts]
-        used = [most(x) for each in amounts for x in each]
-        change = np.zeros(self.all.net.times + 1)
-        np.add.at(change, self.all.net.begin, used)
-        np.subtract.at(change, self.all.net.end, used)
+        net = self.all.net
+        pooled, which = np.unique(net.amount, return_inverse=True)
+        most_of = np.maximum.reduceat(net.amounts, pooled) if len(pooled) else net.amounts
+        used = np.maximum(most_of, 0.0)[which]
+        change = np.zeros(net.times + 1)
+        np.add.at(change, net.begin, used)
+        np.subtract.at(change, net.end, used)
         self.most_axis = np.maximum(np.cumsum(change)[:-1], 0.0)
 
     # At fixed prices

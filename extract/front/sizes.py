@@ -150,9 +150,10 @@ class Room:
     def _tables(self, copies: KeptCopies, v: int, holding: Holding) -> _Tables:
         columns = copies.columns
         found: _Tables = {(id(holding),): len(holding.base)}
-        for k, reader in enumerate(columns.others(v)):
-            _, have, kept, holds = copies.served(v, holding, k)
+        table = id(columns.table(v))
+        every = zip(copies.served(v, holding), columns.others(v), strict=True)
+        for (_, have, kept, holds), reader in every:
             wanted = columns.wanted(reader, v)
-            key = (id(columns.table(v)), id(have), id(kept), id(holds), id(wanted))
+            key = (table, id(have), id(kept), id(holds), id(wanted))
             found[key] = len(have) * len(wanted.sets)
         return found

@@ -32,7 +32,7 @@ from .columns import Columns, Wanted
 from .issue_places import IssuePlaces, Window
 from .kept import Holding, Keeping, Kept, KeptCopies, distinct
 from .latencies import SAVED, Latencies
-from .memory import Count, Memory
+from .memory import Count, Memory, ReaderBytes
 from .mergeable import Mergeable, may_merge
 from .problem import Floats, Ints, Pair, Problem, Span, Variable, merge_parallel
 from .timeline import Events, Timeline
@@ -90,6 +90,18 @@ def assemble(
     `once`; which copies may be kept `keeping` says (None: as is fit for the program alone), or what
     was found by it with the same `once`."""
     return _Assembler(choices, weights or Weights(), once or Once(), keeping).build()
+
+
+@dataclass(frozen=True, eq=False)
+class _ReadTables:
+    """What one reader of a value takes, [labels of the value, labels of the reader]: seconds,
+    joules, bytes in each count, and, where its copies may be merged, what that may save, and the
+    latency that a chain pays which leads to it, whoever makes the copy."""
+
+    seconds: Floats
+    joules: Floats
+    held: list[ReaderBytes]
+    late: tuple[Floats, Floats] | None
 
 
 class _Assembler:
@@ -274,9 +286,9 @@ class _Assembler:
 
     def _shared(self, v: int) -> None:
         """A value with several readers: some are served by the copy that is kept."""
-        holding = self.holder[v]
-        for k, reader in enumerate(self.columns.others(v)):
-            self._read(v, self.variable_of[v], reader, *self.kept.served(v, holding, k))
+        every = self.kept.served(v, self.holder[v])
+        for served, reader in zip(every, self.columns.others(v), strict=True):
+            self._read(v, self.variable_of[v], reader, *served)
 
     def _read(
         self, v: int, holder: int, reader: int, labels: Ints, have: Ints, kept: Ints, holds: Ints
@@ -285,7 +297,8 @@ class _Assembler:
         table, weight = self.columns.table(v), self.columns.copy_weight(reader, v)
         wanted = self.columns.wanted(reader, v)
         label_r = self._labels(wanted, reader)
-        turns = self.memory.turns(reader, v)
+        turns, kind = self.memory.turns(reader, v), self.memory.kind(reader, v)
+        merges = self.slots is not None and self.slots.merges(reader, v)
 
         def costs() -> tuple[Floats, Floats]:
             price, shape = self._price(table), (len(have), len(wanted.sets))
@@ -301,13 +314,22 @@ class _Assembler:
                 energy[:, j] += (np.where(there, 0.0, joules[a, b]) + own) * weight
             return seconds, energy
 
-        key = (table, have, kept, wanted, weight, turns)
-        seconds, energy = self.once(costs, "read", *key)
-        uses = self.memory.read(reader, v, have, kept, holds, wanted)
+        def tables() -> _ReadTables:
+            seconds, energy = self.once(costs, "read", table, have, kept, wanted, weight, turns)
+            held = self.memory.bytes_of(kind, turns, v, have, kept, holds, wanted)
+            late = self.slots.of_read(v, have, kept, wanted) if self.slots and merges else None
+            return _ReadTables(seconds, energy, held, late)
+
+        key = (table, have, kept, holds, wanted, weight, turns, kind, merges, self.memory.above)
+        made = self.once(tables, "reader", *key)
+        uses = self.memory.read(reader, v, made.held)
         spans = self.spans.of_read(reader, v, have, kept, wanted, turns) if self.spans else []
-        spans += self.slots.of_read(reader, v, have, kept, wanted) if self.slots else []
+        if self.slots and made.late:
+            saved, paid = made.late
+            spans += self.slots.spans(SAVED, saved)
+            spans += self.slots.spans(self.slots.reads[reader, v], paid)
         self.pairs.append(
-            Pair(holder, reader, labels, label_r, seconds, energy, uses, tuple(spans))
+            Pair(holder, reader, labels, label_r, made.seconds, made.joules, uses, tuple(spans))
         )
 
     def _apart(self, u: int, shared: Shared) -> None:
@@ -395,7 +417,7 @@ class Slots:
             some = np.where(holding.copy >= 0, holding.copy, holding.have)
             return np.where(holding.copy >= 0, latency[holding.have, some], 0.0)
 
-        return _spans(SAVED, self.once(saved, "kept latency", holding, latency))
+        return self.spans(SAVED, self.once(saved, "kept latency", holding, latency))
 
     def of_own(self, u: int, v: int, base: Ints) -> list[Span]:
         """The same of copies that a port makes of what it makes itself, per row."""
@@ -410,15 +432,18 @@ class Slots:
             return np.array(every)[base]
 
         amount = self.once(saved, "own latency", given, wanted, latency, base)
-        return [*_spans(SAVED, amount), *_spans(event, amount)]
+        return [*self.spans(SAVED, amount), *self.spans(event, amount)]
 
-    def of_read(self, reader: int, v: int, have: Ints, kept: Ints, wanted: Wanted) -> list[Span]:
-        """What merging may take away of copies that one reader makes itself, and the latency that a
+    def merges(self, reader: int, v: int) -> bool:
+        """Whether copies of a value that one reader makes itself may be merged."""
+        return (reader, v) in self.reads and self.mergeable.latency(v) is not None
+
+    def of_read(self, v: int, have: Ints, kept: Ints, wanted: Wanted) -> tuple[Floats, Floats]:
+        """What merging may take away of copies that a reader makes itself, and the latency that a
         chain pays which leads to it, whoever makes the copy: [labels of the value, labels of the
         reader]."""
-        latency, event = self.mergeable.latency(v), self.reads.get((reader, v))
-        if latency is None or event is None:
-            return []
+        latency = self.mergeable.latency(v)
+        assert latency is not None
 
         def made() -> tuple[Floats, Floats]:
             saved, paid = (np.zeros((len(have), len(wanted.sets))) for _ in range(2))
@@ -429,12 +454,11 @@ class Slots:
                 paid[:, j] = np.maximum(paid[:, j], own)
             return saved, saved if (saved == paid).all() else paid
 
-        saved, paid = self.once(made, "read latency", latency, have, kept, wanted)
-        return [*_spans(SAVED, saved), *_spans(event, paid)]
+        return self.columns.once(made, "read latency", latency, have, kept, wanted)
 
-
-def _spans(event: int, amount: Floats) -> list[Span]:
-    return [Span(event, amount)] if amount.any() else []
+    def spans(self, event: int, amount: Floats) -> list[Span]:
+        """The span of an amount that was made once, where it is any."""
+        return [Span(event, amount)] if self.once.some(amount) else []
 
 
 # Spans: to which events of the timeline the seconds of rows and pairs belong.

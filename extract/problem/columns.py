@@ -7,6 +7,7 @@ here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.choices.copies import CopyTable
-from tapestry_egg.extract.choices.once import Once
-from tapestry_egg.extract.choices.unit_choices import UnitChoices
+from tapestry_egg.extract.choices.once import Once, Plain
+from tapestry_egg.extract.choices.unit_choices import UnitChoices, UnitRows
 from tapestry_egg.schedule.schedules import read_position
 
 from .problem import Ints, label
@@ -39,6 +40,10 @@ class Wanted:
         return tuple([(which, layout) for which, layout in (np.array(x).T for x in some)])
 
 
+#: The units that read a value, in the program's order, and the rank of each.
+_Readers = tuple[tuple[int, ...], Plain]
+
+
 class Columns:
     """Layout numbers of the units of one program, and who reads what in which order."""
 
@@ -51,7 +56,10 @@ class Columns:
         self.once = once or Once()
         self._tables: dict[int, CopyTable] = {}
         self._wanted: dict[tuple[int, int], Wanted] = {}
-        self._others: dict[int, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._gives: dict[int, Ints] = {}
+        # Who reads what in which order is the same on all meshes.
+        readers = self.schedule.once(dict[int, _Readers], "readers in order")
+        self._others: dict[int, _Readers] = readers
 
     def table(self, v: int) -> CopyTable:
         """The copies between the layouts of a value's type."""
@@ -64,12 +72,18 @@ class Columns:
         """Units other than its producer that read a materialised value, in the program's order."""
         return self._reading(v)[0]
 
-    def ranks(self, v: int) -> tuple[int, ...]:
+    def ranks(self, v: int) -> Plain:
         """Which of the `others` read before which: equal numbers for equal places."""
         return self._reading(v)[1]
 
     def gives(self, v: int) -> Ints:
         """Per row of its producer: the number of the layout in which a value is made."""
+        found = self._gives.get(v)
+        if found is None:
+            found = self._gives[v] = self._given(v)
+        return found
+
+    def _given(self, v: int) -> Ints:
         u = self.schedule.producer[v]
         q = self.schedule.units[u].outputs.index(v)
         rows, table = self.choices.rows[u], self.table(v)
@@ -85,21 +99,33 @@ class Columns:
         """The layouts in which the rows of unit u read value v."""
         found = self._wanted.get((u, v))
         if found is None:
-            found = self._wanted[u, v] = self._read(u, v)
+            self._wanted.update(self._read(u))
+            found = self._wanted[u, v]
         return found
 
-    def _read(self, u: int, v: int) -> Wanted:
-        ports = tuple(k for k, (_, _, w) in enumerate(self.schedule.units[u].reads) if w == v)
-        rows, table = self.choices.rows[u], self.table(v)
+    def _read(self, u: int) -> dict[tuple[int, int], Wanted]:
+        """The same for all values that unit u reads: equal units read theirs alike."""
+        ports: dict[int, list[int]] = {}
+        for k, (_, _, v) in enumerate(self.schedule.units[u].reads):
+            ports.setdefault(v, []).append(k)
+        rows, tables = self.choices.rows[u], tuple([self.table(v) for v in ports])
 
-        def read() -> Wanted:
-            needs = [tuple(dict.fromkeys(table.number[n[k]] for k in ports)) for n in rows.needs]
-            labels, sets = label(needs)
-            anywhere = np.zeros(len(table.layouts), dtype=np.bool_)
-            anywhere[[n for s in sets for n in s]] = True
-            return Wanted(labels, tuple(sets), anywhere)
+        def every() -> list[Wanted]:
+            return [
+                self._layouts(rows, own, table)
+                for own, table in zip(ports.values(), tables, strict=True)
+            ]
 
-        return self.once(read, "wanted", rows, ports, table)
+        found = self.once(every, "wanted", rows, tables)
+        return {(u, v): wanted for v, wanted in zip(ports, found, strict=True)}
+
+    def _layouts(self, rows: UnitRows, ports: Sequence[int], table: CopyTable) -> Wanted:
+        number = table.number
+        needs = [tuple(dict.fromkeys([number[n[k]] for k in ports])) for n in rows.needs]
+        labels, sets = label(needs)
+        anywhere = np.zeros(len(table.layouts), dtype=np.bool_)
+        anywhere[[n for s in sets for n in s]] = True
+        return Wanted(labels, tuple(sets), anywhere)
 
     def copy_weight(self, u: int, v: int) -> float:
         """How often unit u makes a copy of value v in one run of the program."""
@@ -124,15 +150,19 @@ class Columns:
 
         return self.once(compare, "sharable", table, collectives)
 
-    def _reading(self, v: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        if v not in self._others:
+    def _reading(self, v: int) -> _Readers:
+        found = self._others.get(v)
+        if found is None:
             u = self.schedule.producer[v]
             if u < 0:
-                return (), ()
+                return (), Plain()
             places = {
                 r: read_position(self.schedule, r, v) for r in self.schedule.readers[v] if r != u
             }
             order = sorted(places, key=lambda r: (places[r], r))
             distinct = sorted(set(places.values()))
-            self._others[v] = tuple(order), tuple(distinct.index(places[r]) for r in order)
-        return self._others[v]
+            found = self._others[v] = (
+                tuple(order),
+                Plain([distinct.index(places[r]) for r in order]),
+            )
+        return found

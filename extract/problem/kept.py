@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tapestry_egg.extract.choices.copies import CopyTable
+from tapestry_egg.extract.choices.once import Plain
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.schedule.lifetimes import Lifetimes
 
@@ -76,7 +77,6 @@ class KeptCopies:
         self.keeping = keeping or Keeping(count_shared(columns))
         self.fewer_endings = self.fewer_copies = self.spared = 0
         self._held: dict[tuple[int, int], tuple[Ints, Holding]] = {}
-        self._served: dict[tuple[int, int, int], tuple[Holding, Served]] = {}
 
     def holding(self, v: int, haves: Ints) -> Holding:
         """Rows once without a kept copy, then with each that two readers could share, or that one
@@ -94,7 +94,8 @@ class KeptCopies:
             lambda: _shared_layouts(table, wanting, ranks), "shared", table, wanting, ranks
         )
         endings = tuple(self._endings(v, readers, who) for _, who in shared)
-        copies = tuple((b, e) for (b, _), ends in zip(shared, endings, strict=True) for e in ends)
+        every = zip(shared, endings, strict=True)
+        copies = Plain([(b, e) for (b, _), ends in every for e in ends])
         worth = self._worth(v, haves, shared)
         # A copy that the value's first reader alone reads is its own.
         self.fewer_endings += any(
@@ -103,14 +104,14 @@ class KeptCopies:
         )
         if copies and not self._fits(v, haves, copies, worth):
             self.spared += 1
-            copies = ()
+            copies = Plain()
         return self._rows(table, haves, copies, worth)
 
     def _fits(
         self,
         v: int,
         haves: Ints,
-        copies: tuple[tuple[int, int], ...],
+        copies: Plain,
         worth: NDArray[np.bool_],
     ) -> bool:
         """Whether a value's tables have no more entries than they may, or no kept copies at all."""
@@ -125,37 +126,39 @@ class KeptCopies:
     def size(self, v: int, holding: Holding) -> int:
         """The rows that decide what becomes of a value, and the entries of the tables of its pairs
         with all readers."""
-        readers = self.columns.others(v)
         return len(holding.base) + sum(
-            len(self.served(v, holding, k)[1]) * len(self.columns.wanted(reader, v).sets)
-            for k, reader in enumerate(readers)
+            [
+                len(have) * len(self.columns.wanted(reader, v).sets)
+                for (_, have, *_), reader in zip(
+                    self.served(v, holding), self.columns.others(v), strict=True
+                )
+            ]
         )
 
-    def served(self, v: int, holding: Holding, k: int) -> Served:
-        """What the reader at place k of those of a value is served by."""
-        key = v, k, id(holding)
-        if key not in self._served:
-            self._served[key] = holding, self._serving(v, holding, k)
-        return self._served[key][1]
-
-    def _serving(self, v: int, holding: Holding, k: int) -> Served:
+    def served(self, v: int, holding: Holding) -> tuple[Served, ...]:
+        """What each reader of a value is served by, in their order."""
         ranks = self.columns.ranks(v)
 
-        def labels() -> Served:
-            holds = holding.copy >= 0
-            reaches = holds & (np.array(ranks)[holding.until] >= ranks[k])
-            served = np.where(reaches, holding.copy, -1)
-            number, first = _number_rows(holding.have, served, holds)
-            same, some = self.once.same, holds[first].astype(np.int64)
-            return same(number), same(holding.have[first]), same(served[first]), same(some)
+        def every() -> tuple[Served, ...]:
+            of = {rank: self._serving(holding, ranks, rank) for rank in set(ranks)}
+            return tuple([of[rank] for rank in ranks])
 
-        return self.once(labels, "served", holding, ranks, ranks[k])
+        return self.once(every, "served", holding, ranks)
+
+    def _serving(self, holding: Holding, ranks: tuple[int, ...], rank: int) -> Served:
+        """What readers of that rank are served by."""
+        holds = holding.copy >= 0
+        reaches = holds & (np.array(ranks)[holding.until] >= rank)
+        served = np.where(reaches, holding.copy, -1)
+        number, first = _number_rows(holding.have, served, holds)
+        same, some = self.once.same, holds[first].astype(np.int64)
+        return same(number), same(holding.have[first]), same(served[first]), same(some)
 
     def _rows(
         self,
         table: CopyTable,
         haves: Ints,
-        copies: tuple[tuple[int, int], ...],
+        copies: Plain,
         worth: NDArray[np.bool_],
     ) -> Holding:
         def rows() -> Holding:
@@ -172,21 +175,27 @@ class KeptCopies:
 
         return self.once(rows, "holding", table, haves, copies, worth)
 
-    def _worth(
-        self, v: int, haves: Ints, shared: Sequence[tuple[int, tuple[int, ...]]]
-    ) -> NDArray[np.bool_]:
+    def _worth(self, v: int, haves: Ints, shared: Plain) -> NDArray[np.bool_]:
         """[have, kept]: copies of a value that may be kept."""
         table, most = self.columns.table(v), self._collectives(v)
+        fewer, some = self.once(
+            lambda: self._copies(table, most, haves, shared), "worth", table, most, haves, shared
+        )
+        self.fewer_copies += fewer
+        return some
+
+    def _copies(
+        self, table: CopyTable, most: float, haves: Ints, shared: Plain
+    ) -> tuple[bool, NDArray[np.bool_]]:
+        """Whether there are others, too, and the copies that may be kept."""
         every, some = (self.columns.sharable(table, n) for n in (np.inf, most))
         if most < np.inf and (alone := [b for b, who in shared if len(who) < 2]):
             some = some.copy()
             some[:, alone] = False
             some = self.once.same(some)
         kept = [b for b, _ in shared]
-        self.fewer_copies += bool(
-            (every & ~some)[np.ix_(np.unique(haves), np.array(kept, dtype=np.int64))].any()
-        )
-        return some
+        others = (every & ~some)[np.ix_(np.unique(haves), np.array(kept, dtype=np.int64))]
+        return bool(others.any()), some
 
     def _collectives(self, v: int) -> float:
         """By how many collectives a kept copy of a value may be made that no gathers make.
@@ -230,9 +239,7 @@ def distinct(numbers: Ints) -> tuple[Ints, Ints]:
     return labels, np.array(values, dtype=np.int64)
 
 
-def _shared_layouts(
-    table: CopyTable, wanting: Sequence[Wanted], ranks: tuple[int, ...]
-) -> tuple[tuple[int, tuple[int, ...]], ...]:
+def _shared_layouts(table: CopyTable, wanting: Sequence[Wanted], ranks: tuple[int, ...]) -> Plain:
     """Layouts that two readers or more can use, or one that is not the first: its copy can be made
     before what others make is in memory too. Each with the places of those readers."""
     found = []
@@ -240,7 +247,7 @@ def _shared_layouts(
         who = tuple(k for k, w in enumerate(wanting) if w.anywhere[b])
         if len(who) >= 2 or _later(who, ranks):
             found.append((b, who))
-    return tuple(found)
+    return Plain(found)
 
 
 @lru_cache(maxsize=1 << 14)

@@ -113,6 +113,11 @@ class ReaderBytes:
         raise AssertionError(name)
 
 
+#: Of a reader: whether what it reads is free and is its old state's place, whether its copy goes on
+#: to the end, and along which dims windows move.
+_Kind = tuple[bool, bool, bool, frozenset[int] | None]
+
+
 class Memory:
     """Uses of memory for the variables and pairs of one problem."""
 
@@ -136,6 +141,7 @@ class Memory:
         self._first: dict[int, int] = {}  # value -> the tick of the first copy of it
         self._alone: dict[int, int] = {}  # value -> the one unit that it is kept for in the end
         self.counts = counts(self.columns, self._sizes, self.times)
+        self.above = tuple([c.above for c in self.counts])
         self._renewed = renewed(schedule)
 
     @property
@@ -254,40 +260,36 @@ class Memory:
 
         return self._occupied(counted)
 
-    def read(
-        self, reader: int, v: int, have: Ints, kept: Ints, holds: Ints, wanted: Wanted
-    ) -> tuple[Use, ...]:
-        """What one reader adds, [labels of the value, labels of the reader].
+    def kind(self, reader: int, v: int) -> _Kind:
+        """What the bytes that one reader adds depend on, but for layouts."""
+        # A copy of a new state is made in the old one's place, where that is free by then.
+        port = self._port(reader)
+        state = port == "state" and (reader, v) not in self.lives.copied
+        goes = port != "carry" and self._copy_ends(reader, v) >= self.times
+        return self.lives.free[v], state, goes, self.windows.get(v)
 
-        `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
-        whether some copy is kept at all.
-        """
-        return tuple(
-            Use(u.start + c.begin, u.end + c.begin, u.amount)
-            for c in self.counts
-            for u in self._read(c, reader, v, have, kept, holds, wanted)
-        )
-
-    def _read(
+    def bytes_of(
         self,
-        count: Count,
-        reader: int,
+        kind: _Kind,
+        turns: tuple[bool, bool],
         v: int,
         have: Ints,
         kept: Ints,
         holds: Ints,
         wanted: Wanted,
-    ) -> list[Use]:
-        table, free, size = self.columns.table(v), self.lives.free[v], self._sizes(v)
-        # A copy of a new state is made in the old one's place, where that is free by then.
-        state = self._port(reader) == "state"
-        state = state and (reader, v) not in self.lives.copied
-        straight, made = self.turns(reader, v)
-        copy_ends = self._copy_ends(reader, v)
-        goes = self._port(reader) != "carry" and copy_ends >= self.times
-        stays = bool(count.above) and goes
+    ) -> list[ReaderBytes]:
+        """The bytes that one reader of a kind adds in each count, [labels of the value, labels of
+        the reader].
 
-        def bytes_of() -> ReaderBytes:
+        `kept` numbers the layout of the kept copy that serves this reader, or is -1; `holds` says
+        whether some copy is kept at all.
+        """
+        free, state, goes, windows = kind
+        table, size = self.columns.table(v), self._sizes(v)
+        straight, made = turns
+
+        def counted(count: Count) -> ReaderBytes:
+            stays = bool(count.above) and goes
             shape = (len(have), len(wanted.sets))
             making, live = (np.zeros(shape), np.zeros(shape)), np.zeros(shape)
             beside, places = np.zeros(shape), np.zeros(shape if stays else 0)
@@ -322,21 +324,26 @@ class Memory:
                 place=count.place(whole),
             )
 
-        key = (
-            count.above,
-            stays,
-            table,
-            have,
-            kept,
-            holds,
-            wanted,
-            free,
-            state,
-            straight,
-            made,
-            self.windows.get(v),
+        def once(count: Count) -> ReaderBytes:
+            stays = bool(count.above) and goes
+            key = table, have, kept, holds, wanted, free, state, straight, made, windows
+            return self.once(lambda: counted(count), "reads", count.above, stays, *key)
+
+        return [once(count) for count in self.counts]
+
+    def read(self, reader: int, v: int, every: Sequence[ReaderBytes]) -> tuple[Use, ...]:
+        """What one reader adds, whose bytes in each count are these, and when."""
+        return tuple(
+            [
+                Use(u.start + c.begin, u.end + c.begin, u.amount)
+                for c, of in zip(self.counts, every, strict=True)
+                for u in self._read(c, reader, v, of)
+            ]
         )
-        of = self.once(bytes_of, "reads", *key)
+
+    def _read(self, count: Count, reader: int, v: int, of: ReaderBytes) -> list[Use]:
+        free, straight = self.lives.free[v], (reader, v) in self.straight
+        copy_ends = self._copy_ends(reader, v)
         uses: list[Use] = []
 
         def add(start: int, end: int, amount: Floats | None) -> None:
@@ -472,7 +479,7 @@ class Memory:
             Use(u.start + c.begin, u.end + c.begin, u.amount)
             for c in self.counts
             for u in counted(c)
-            if u.start < u.end and u.amount.any()
+            if u.start < u.end and self.once.some(u.amount)
         )
 
     def _copy_ends(self, reader: int, v: int) -> int:

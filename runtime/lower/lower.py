@@ -19,7 +19,7 @@ from tapestry_egg.machine.tiles import Tiles
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.compiler_options import GPUS
-from tapestry_egg.plans.exchanges import Reader, exchanges_of, sent_again, together
+from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges_of, sent_again, together
 from tapestry_egg.plans.fetch import Fetch, fetches, place
 from tapestry_egg.plans.lying import laid_in_order
 from tapestry_egg.plans.plan import BodyPlan, Plan
@@ -118,12 +118,16 @@ class LocalBody:
         found, values = [], self.body.graph.values
         for op in self.body.graph.operations:
             read, made = (tuple([values[v] for v in vs]) for vs in (op.inputs, op.outputs))
-            found.append(registry.signature(op.kernel, op.params, read, made, len(op.regions)))
+            if op.regions:
+                made_of = op.kernel, op.params, read, made, len(op.regions)
+                found.append(registry.signature(*made_of))
+            else:
+                found.append(registry.signature_of(op, read, made))
         return tuple(found)
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        given = self.body, self.reads, self.mesh, self.sources, self.schedule.program, self.beside
+        given = self.body, self.reads, self.mesh, self.sources, self.schedule, self.beside
         return ties(*given, rounds=self.platform in ROUNDING)
 
     @cached_property
@@ -149,7 +153,13 @@ class LocalBody:
     def together(self) -> dict[int, tuple[Reader, ...]]:
         """The operations that get rows from neighbours, those together that send theirs so, by the
         first of them, which sends."""
-        return {group[0].operation: group for group in together(self.body, self.mesh)}
+        return {group[0].operation: group for group in together(self.body, self.exchanges)}
+
+    @cached_property
+    def exchanges(self) -> tuple[tuple[Exchange, ...], ...]:
+        """What every operation gets from neighbours."""
+        every = range(len(self.body.graph.operations))
+        return tuple([exchanges_of(self.body, k, self.mesh) for k in every])
 
     @cached_property
     def makers(self) -> dict[int, int]:
@@ -221,7 +231,7 @@ class LocalBody:
             if len(op.outputs) == 1
             and op.outputs[0] not in self.stored
             and not (op.regions or op.effectful)
-            and not exchanges_of(self.body, k, self.mesh)
+            and not self.exchanges[k]
             and all(f.have == f.need or self._is_cut_out(f) for f in self.reads[k])
         }
 

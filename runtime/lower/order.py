@@ -34,7 +34,7 @@ from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.inlining import fusion
 from tapestry_egg.schedule.own_arrays import self_compared
 from tapestry_egg.schedule.schedules import Schedule, operation_groups
-from tapestry_egg.schedule.units import Unit, fuse, is_view
+from tapestry_egg.schedule.units import Unit, is_view
 from tapestry_egg.schedule.value_numbers import ValueNumbers
 
 #: Local bytes below which order matters little for the peak, while XLA's combining of collectives
@@ -76,15 +76,15 @@ def ties(
     reads: Reads,
     mesh: MeshShape,
     sources: Mapping[int, Sequence[int]],
-    program: FlatProgram,
+    schedule: Schedule,
     beside: bool = False,
     rounds: bool = False,
 ) -> dict[int, Tie]:
     """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them,
-    `program` is the body's graph flattened, `sources` of values that are computed on the fly are
+    `schedule` is that of the body's graph, `sources` of values that are computed on the fly are
     what they are computed from. With `beside` collectives run beside kernels."""
-    graph = body.graph
-    units = fuse(program)
+    graph, program = body.graph, schedule.program
+    units = sorted(schedule.units, key=lambda unit: unit.root)
     kernels = _made_by(program, units, ("kernel",))
     solid = kernels | _made_by(program, units, ("reduce",))
     if rounds:

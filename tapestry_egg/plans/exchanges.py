@@ -145,8 +145,20 @@ def exchanges(
     then the states that devices combine.
 
     `needs` are the layouts of its operands. Whether the cuts serve them is for the certificate to
-    say (`extract/certify/legality.py`), which knows nothing of this.
+    say (`extract/certify/legality.py`), which knows nothing of this. The signature remembers it,
+    as equal layers run alike, in all plans.
     """
+    known: dict[Hashable, tuple[Exchange, ...]]
+    known = signature.__dict__.setdefault("_exchanges", {})
+    found = known.get(key := (cuts, needs, mesh))
+    if found is None:
+        found = known[key] = _exchanges(signature, cuts, needs, mesh)
+    return found
+
+
+def _exchanges(
+    signature: OperationSignature, cuts: Cuts, needs: tuple[Layout, ...], mesh: MeshShape
+) -> tuple[Exchange, ...]:
     found: list[Exchange] = []
     if 0 in signature.extents or len(cuts) != len(signature.index):
         return ()
@@ -245,7 +257,7 @@ def exchanges_of(body: BodyPlan, k: int, mesh: MeshShape) -> tuple[Exchange, ...
     op, strategy, values = body.graph.operations[k], body.strategies[k], body.graph.values
     if op.regions or not any(strategy.cuts) or not any(any(x.dims) for x in strategy.needs):
         return ()
-    types = [tuple([values[v].strong for v in own]) for own in (op.inputs, op.outputs)]
+    types = [tuple([values[v] for v in own]) for own in (op.inputs, op.outputs)]
     return exchanges(registry.signature_of(op, *types), strategy.cuts, strategy.needs, mesh)
 
 
@@ -429,17 +441,18 @@ def neighbours(axes: tuple[int, ...], around: bool, mesh: MeshShape) -> tuple[_P
     return tuple(sorted(up)), tuple(sorted([(b, a) for a, b in up]))
 
 
-def together(body: BodyPlan, mesh: MeshShape) -> tuple[tuple[Reader, ...], ...]:
-    """The operations of a body that get rows from neighbours, those in one that send together."""
-    operations, strategies = body.graph.operations, body.strategies
-    found = [exchanges_of(body, k, mesh) for k in range(len(operations))]
+def together(
+    body: BodyPlan, found: Sequence[tuple[Exchange, ...]]
+) -> tuple[tuple[Reader, ...], ...]:
+    """The operations of a body that get rows from neighbours, those in one that send together;
+    `found` are the exchanges of all operations."""
     units = [group_of(body, k) if group_of(body, k) >= 0 else -1 - k for k in range(len(found))]
     some = {u for u, own in zip(units, found, strict=True) if any([e.is_rows for e in own])}
     if not some:
         return ()
     layouts, made = produced_layouts(body), body.graph.producers()
     readers = []
-    for k, (op, strategy) in enumerate(zip(operations, strategies, strict=True)):
+    for k, (op, strategy) in enumerate(zip(body.graph.operations, body.strategies, strict=True)):
         if units[k] in some:
             reads = zip(op.inputs, strategy.needs, strict=True)
             copies = any([layouts[v] != need for v, need in reads])

@@ -67,7 +67,8 @@ def _of_body(
     for place, dtype in given.items():
         wide[graph.inputs[place]] = replace(graph.values[graph.inputs[place]], dtype=dtype)
     found: list[Moved] = []
-    groups = {group[0].operation: group for group in together(body, mesh)}
+    exchanges = [exchanges_of(body, k, mesh) for k in range(len(graph.operations))]
+    groups = {group[0].operation: group for group in together(body, exchanges)}
     for k, reads in enumerate(fetches(body)):
         op = graph.operations[k] if k < len(graph.operations) else None
         for f in reads:
@@ -95,7 +96,7 @@ def _of_body(
         if op is not None and not op.regions:
             if k in groups:
                 found += _rows(groups[k], body, wide, mesh, times, path, numbers)
-            found += _states(k, op, body, mesh, times, path)
+            found += _states(k, body, exchanges[k], mesh, times, path)
         if op is None:
             continue
         if not op.regions:
@@ -171,15 +172,15 @@ def _rows(
 
 def _states(
     k: int,
-    op: Operation,
     body: BodyPlan,
+    exchanges: Sequence[Exchange],
     mesh: MeshShape,
     times: int,
     path: tuple[tuple[int, int], ...],
 ) -> list[Moved]:
     """The states that devices gather or exchange for an operation."""
     found = []
-    for e in exchanges_of(body, k, mesh):
+    for e in exchanges:
         for kind, n in e.states:
             payload = n * (mesh.parts(e.axes) if kind == "all_gather" else 1)
             planned = _planned(kind, k, body, e, payload, mesh, times)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -208,6 +209,15 @@ class _Matching:
         self.stands: dict[int, int] = {}
         self.new: dict[Class, New] = {}
         self.form_class: dict[int, Class] = {}
+
+    @cached_property
+    def known(self) -> tuple[list[Rule], list[Rule]]:
+        """The named rules with those that unite nothing, and all; the former only if some are."""
+        known = [r for r in self.rules() if r.ruleset in PROGRAM_RULESETS]
+        named = [r for r in known if r.name in self.named]
+        # Rules that unite nothing derive facts (an order, say) that others ask for.
+        derive = [r for r in known if r.name not in self.named and "(union" not in r.egg]
+        return ([*named, *derive] if named else []), known
 
     # The program
 
@@ -444,11 +454,8 @@ class _Proof:
     def find(self) -> None:
         m = self.m
         lost = [c for c in self.group.new if c not in m.new]
-        known = () if lost else [r for r in m.rules() if r.ruleset in PROGRAM_RULESETS]
-        named = [r for r in known if r.name in m.named]
+        named, known = ([], []) if lost else m.known
         if named and all(self._fits(b, v) for b, v in self.group.pairs):
-            # Rules that unite nothing derive facts (an order, say) that others ask for.
-            named += [r for r in known if r not in named and "(union" not in r.egg]
             few, more, many = _NEAR
             for rules, most, stop in (
                 (named, few, True),

@@ -632,12 +632,12 @@ class _Unfolder:
         instead: dict[int, int] = {}  # value -> the value of the program that takes its place
         for k, part in enumerate(self.folded.parts):
             for v in part.owned:
-                kind, number = self.builder.source(v)
+                source = self.builder.source(v)
                 for copy, out in enumerate(part.values[v].tolist()):
-                    if kind == "new":
-                        self.class_of[out] = self._class(k, copy, ClassId(number))
-                    elif number != v:
-                        instead[out] = self._value(k, copy, number)
+                    if source < 0:
+                        self.class_of[out] = self._class(k, copy, ClassId(~source))
+                    elif source != v:
+                        instead[out] = self._value(k, copy, source)
                         c = self.terms.class_of[v]
                         signatures = {n.signature for n in self.terms.nodes[c]} | {-1}
                         rules = [self.terms.rules(c, s) for s in signatures]
@@ -682,7 +682,7 @@ class _Unfolder:
             if value < 0:
                 operands.append(self._class(part, copy, d))
             else:
-                _, u = self.builder.source(value)
+                u = self.builder.source(value)
                 operands.append(self.class_of[self._value(part, copy, u)])
         number = self._signature(part, copy, node.signature)
         at = self.new[part, copy, c]

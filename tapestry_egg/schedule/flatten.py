@@ -130,6 +130,17 @@ class FlatProgram:
                 out[start:stop] = [operation] * (stop - start)
         return tuple(out)
 
+    @cached_property
+    def first_instances(self) -> tuple[int, ...]:
+        """Operation of the program itself -> the first instance of it, or of its regions; behind
+        these the first that is of none."""
+        graph = self.bodies[0].graph
+        found = [len(graph.constants) + len(graph.inputs)]
+        for k in range(len(graph.operations)):
+            span = self.spans.get((BodyId(0), k))
+            found.append(span[1] if span else found[-1] + 1)
+        return tuple(found)
+
 
 @cache
 def identity_signature(

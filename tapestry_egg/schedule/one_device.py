@@ -27,7 +27,7 @@ from tapestry_egg.tracing.constants import without_prepared
 
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
-from .schedules import schedule
+from .schedules import Schedule, schedule
 from .traffic import Traffic, scattered_bytes, traffic_of
 from .units import Unit, is_view
 
@@ -82,12 +82,20 @@ def program_seconds(
     return known[key]
 
 
+def scheduled_alone(graph: BlockGraph) -> Schedule:
+    """The schedule of a program none of whose outputs is fed back; the graph remembers it, as both
+    its seconds and its peak on one device are of this."""
+    known: Schedule | None = graph.__dict__.get("_scheduled_alone")
+    if known is None:
+        known = graph.__dict__["_scheduled_alone"] = schedule(flatten(repeat_cheap(graph), {}))
+    return known
+
+
 def _program_seconds(
     graph: BlockGraph, target: Target, weights: Mapping[str, float] | None, passes: float
 ) -> float:
-    program = flatten(repeat_cheap(without_prepared(graph)), {})
-    plan = schedule(program)
-    traffic = traffic_of(plan, target)
+    plan = scheduled_alone(without_prepared(graph))
+    program, traffic = plan.program, traffic_of(plan, target)
     if weights is None:
         return sum(_priced(program, unit, target, traffic, passes) for unit in plan.units)
     total = 0.0

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.graph.ids import FlatId, UnitId
+from tapestry_egg.graph.ids import FlatId, InstanceId, UnitId
 
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
-from .units import Unit, fuse
+from .units import Unit, fuse, unit_with
 
 T = TypeVar("T")
 
@@ -54,7 +54,13 @@ def schedule(program: FlatProgram, together: Together = ()) -> Schedule:
 def scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
     """The schedule of a program whose cheap operations are repeated and which is in its order, as
     plans have it; `feedback` as `feedback_pairs` gives."""
-    return schedule(flatten(in_order(repeat_cheap(graph), feedback), feedback))
+    graph = repeat_cheap(graph)
+    program = flatten(graph, feedback)
+    units = eager(program, fuse(program))
+    order = [k for group in operation_groups(program, units) for k in group]
+    # Of the same operations in another order the units are the same, and stay in their order.
+    moved = flatten(_reordered(graph, order), feedback)
+    return _arranged(moved, _moved(program, units, order, moved))
 
 
 def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
@@ -63,8 +69,30 @@ def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
     Plans count time in operations, and lowering emits them one after another; after this the
     positions in the graph and those in the schedule agree, unit by unit.
     """
-    order = order_of(flatten(graph, feedback))
-    return replace(graph, operations=tuple(graph.operations[k] for k in order))
+    return _reordered(graph, order_of(flatten(graph, feedback)))
+
+
+def _reordered(graph: BlockGraph, order: Sequence[int]) -> BlockGraph:
+    return replace(graph, operations=tuple([graph.operations[k] for k in order]))
+
+
+def _moved(
+    program: FlatProgram, units: Sequence[Unit], order: Sequence[int], moved: FlatProgram
+) -> list[Unit]:
+    """The units of a program as those of the same one with its operations in another order."""
+    before, after = program.first_instances, moved.first_instances
+    place = list(range(len(program.instances)))
+    for n, k in enumerate(order):
+        for i in range(before[k], before[k + 1]):
+            place[i] = after[n] + i - before[k]
+    value: dict[FlatId, FlatId] = {}
+    for x, i in zip(program.instances, place, strict=True):
+        value.update(zip(x.outputs, moved.instances[i].outputs, strict=True))
+    found = []
+    for unit in units:
+        members = sorted([InstanceId(place[i]) for i in unit.members])
+        found.append(unit_with(moved, members, {value[v] for v in unit.outputs}))
+    return found
 
 
 def order_of(program: FlatProgram, together: Together = ()) -> list[int]:

@@ -90,8 +90,8 @@ def fuse(program: FlatProgram) -> list[Unit]:
     for i, u in enumerate(unit_of):
         members[u].append(InstanceId(i))
     leaving = {v for i, leaf in zip(instances, leaves, strict=True) if leaf for v in i.inputs}
-    units = [_unit(program, members[u], leaving) for u in range(len(roots))]
-    units.sort(key=lambda u: u.root)
+    units = [unit_with(program, members[u], leaving) for u in range(len(roots))]
+    units.sort(key=lambda u: u.members[-1])
     return units
 
 
@@ -116,21 +116,27 @@ def _seen_by(
     (v,) = instances[i].outputs
     found = set()
     for r in using:
-        signature, of = instances[r].signature, seen[r]
-        for p, w in enumerate(instances[r].inputs):
+        reader, of = instances[r], seen[r]
+        for p, w in enumerate(reader.inputs):
             if w == v:
-                along = [
-                    frozenset().union(*[of[d] if d >= 0 else ((r, d),) for d in dims])
-                    for dims in _along(signature, p)
-                ]
-                found.add(tuple(along))
+                along = _along(reader.signature, p)
+                found.add(of if along is None else tuple([_joined(of, r, d) for d in along]))
     return found
 
 
-def _along(signature: OperationSignature, p: int) -> tuple[tuple[int, ...], ...]:
+def _joined(of: Dims, r: int, dims: tuple[int, ...]) -> frozenset[tuple[int, int]]:
+    """Along which dims of a unit some dims of its member r lie together."""
+    if len(dims) == 1 and dims[0] >= 0:
+        return of[dims[0]]
+    return frozenset().union(*[of[d] if d >= 0 else ((r, d),) for d in dims])
+
+
+def _along(signature: OperationSignature, p: int) -> tuple[tuple[int, ...], ...] | None:
     """Per dim of operand p, along which dims of the result it lies; -1 - e stands for an index dim
-    e that the result has not. The signature remembers it."""
-    known: dict[int, tuple[tuple[int, ...], ...]] = signature.__dict__.setdefault("_along", {})
+    e that the result has not. None where these are its own dims, in their order. The signature
+    remembers it."""
+    known: dict[int, tuple[tuple[int, ...], ...] | None]
+    known = signature.__dict__.setdefault("_along", {})
     if p not in known:
         rows = signature.outputs[0].matrix if signature.outputs else ()
         at: dict[int, list[int]] = {}
@@ -138,7 +144,7 @@ def _along(signature: OperationSignature, p: int) -> tuple[tuple[int, ...], ...]
             for e, a in enumerate(row):
                 if a:
                     at.setdefault(e, []).append(d)
-        known[p] = tuple(
+        found = tuple(
             [
                 tuple([d for e, a in enumerate(row) if a for d in at.get(e, [-1 - e])])
                 if n > 1
@@ -148,6 +154,7 @@ def _along(signature: OperationSignature, p: int) -> tuple[tuple[int, ...], ...]
                 )
             ]
         )
+        known[p] = None if found == tuple([(d,) for d in range(len(rows))]) else found
     return known[p]
 
 
@@ -163,28 +170,39 @@ def _unit_to_fuse_into(
     """The unit of all readers of an instance, if it runs inside that unit; -1 if it is a root."""
     instances = program.instances
     instance = instances[i]
-    signature = instance.signature
-    if instance.port or len(instance.outputs) != 1 or signature.fusion not in _INNER:
+    if instance.port or len(instance.outputs) != 1 or not _may_fuse(instance.signature):
         return -1
-    if signature.means == "layout" or signature.dilates or _collapses(signature):
-        return -1
-    everyone = readers[instance.outputs[0]]
+    (v,) = instance.outputs
+    everyone = readers[v]
     using = [r for r in everyone if not leaves[r]]
     if not using:
         return -1
-    u, is_view = unit_of[using[0]], signature.fusion == "view"
+    u, is_view = unit_of[using[0]], instance.signature.fusion == "view"
     for r in using:
-        if instances[r].port or unit_of[r] != u or not (is_view or inline[r]):
+        reader = instances[r]
+        if reader.port or unit_of[r] != u or not (is_view or inline[r]):
             return -1
-        if _reads_memory(instances[r].signature) or _is_written_into(program, i, r):
+        signature = reader.signature
+        if signature.stored or signature.means == "layout":  # it reads only what is in memory
             return -1
-        if _reads_a_part(instances[r], instance.outputs[0]):
+        if signature.writes and _is_written_into(program, i, r):
+            return -1
+        if signature.reads and _reads_a_part(reader, v):
             return -1
     if len(using) < len(everyone) and (
         is_view or not _same_loop(program, instance, instances[roots[u]])
     ):
         return -1
     return u
+
+
+def _may_fuse(signature: OperationSignature) -> bool:
+    """Whether an operation may run inside what reads it; the signature remembers it."""
+    known: bool | None = signature.__dict__.get("_may_fuse")
+    if known is None:
+        apart = signature.means == "layout" or signature.dilates or _collapses(signature)
+        known = signature.__dict__["_may_fuse"] = signature.fusion in _INNER and not apart
+    return known
 
 
 def _is_written_into(program: FlatProgram, i: int, r: int) -> bool:
@@ -196,16 +214,12 @@ def _is_written_into(program: FlatProgram, i: int, r: int) -> bool:
     return made and any(program.types[v].shape for v in maker.inputs)
 
 
-def _reads_memory(signature: OperationSignature) -> bool:
-    """Whether an operation reads only what is in memory: a value that is asked to lie in some way,
-    or that is kept from fusion."""
-    return bool(signature.stored) or signature.means == "layout"
-
-
 def _reads_a_part(reader: Instance, v: FlatId) -> bool:
     """Whether a loop reads few elements of a value: it computes these alone."""
-    reads = reader.signature.reads if reader.signature.fusion == "loop" else ()
-    return any(p is not None and w == v for w, p in zip(reader.inputs, reads or (), strict=False))
+    if reader.signature.fusion != "loop":
+        return False
+    parts = zip(reader.inputs, reader.signature.reads, strict=False)
+    return any([p is not None and w == v for w, p in parts])
 
 
 def two_kernels(program: FlatProgram, unit: Unit, value: FlatId) -> tuple[Unit, Unit] | None:
@@ -265,14 +279,13 @@ def _same_loop(program: FlatProgram, one: Instance, other: Instance) -> bool:
     return len(shapes) == 1 and other.signature.fusion == "loop"
 
 
-def _unit(program: FlatProgram, members: list[InstanceId], leaving: set[FlatId]) -> Unit:
-    inside = {v for i in members[:-1] for v in program.instances[i].outputs}
+def unit_with(program: FlatProgram, members: list[InstanceId], leaving: set[FlatId]) -> Unit:
+    """The unit of some members, in program order; `leaving` are values that are materialised."""
+    instances = program.instances
+    root = instances[members[-1]]
+    inside = {v for i in members[:-1] for v in instances[i].outputs}
     reads = tuple(
-        (i, p, v)
-        for i in members
-        for p, v in enumerate(program.instances[i].inputs)
-        if v not in inside
+        [(i, p, v) for i in members for p, v in enumerate(instances[i].inputs) if v not in inside]
     )
-    root = program.instances[members[-1]]
-    outputs = (*root.outputs, *(v for v in sorted(inside) if v in leaving))
-    return Unit(tuple(members), reads, outputs, root.body)
+    left = sorted(inside & leaving) if inside else ()
+    return Unit(tuple(members), reads, (*root.outputs, *left), root.body)

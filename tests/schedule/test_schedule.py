@@ -25,6 +25,7 @@ from tapestry_egg.schedule.schedules import (
     order_of,
     schedule,
 )
+from tapestry_egg.schedule.schedules import scheduled as in_place
 from tapestry_egg.tracing.constraints import KERNEL as CONSTRAINT
 from tapestry_egg.tracing.trace import trace
 
@@ -166,6 +167,33 @@ def test_small_updates_wait_their_turn() -> None:
     plan = scheduled(sgd, [small] * 3, small, donate=(0,))
     roots = [u.root for u in plan.units]
     assert roots == sorted(roots)
+
+
+def loops(states: list[jax.Array], x: jax.Array) -> Any:
+    """Loops that are the last to read something, the first one of what is computed last."""
+    made = [jnp.cumsum(x @ s, 0) for s in states]
+
+    def summed(rows: jax.Array) -> jax.Array:
+        return jax.lax.scan(lambda c, row: (c + jnp.sin(row).sum(), None), jnp.float32(0), rows)[0]
+
+    sums = [summed(m) for m in reversed(made)]
+    chosen = jax.lax.cond(sums[0] > 0, jnp.sin, jnp.cos, x)
+    return [s * sums[0] for s in states], sums, chosen.sum()
+
+
+@pytest.mark.parametrize("program", [sgd, loops])
+def test_units_are_the_same_in_the_program_as_it_is_scheduled(program: Any) -> None:
+    graph = trace(program, [X, X, X], X, donate_argnums=(0,)).graph
+    pairs = feedback_pairs(graph)
+    before = repeat_cheap(graph)
+    order = order_of(flatten(before, pairs))
+    assert order != sorted(order)
+    regions = [k for k in order if before.operations[k].regions]
+    assert program is sgd or regions != sorted(regions)
+    found, wanted = in_place(graph, pairs), schedule(flatten(in_order(before, pairs), pairs))
+    assert found.program.instances == wanted.program.instances
+    assert found.units == wanted.units
+    assert (found.producer, found.readers) == (wanted.producer, wanted.readers)
 
 
 def test_in_order_is_the_schedule_as_a_program() -> None:

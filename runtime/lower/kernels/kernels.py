@@ -94,7 +94,7 @@ def run_kernel(
     """
     from tapestry_egg.metakernels import registry
 
-    signature = registry.signature(op.kernel, op.params, inputs, outputs)
+    signature = registry.signature_of(op, inputs, outputs)
     block = IndexBlock(signature, strategy.cuts, mesh)
     return _run(op, block, operands, strategy.needs, where, platform, wider or {})
 

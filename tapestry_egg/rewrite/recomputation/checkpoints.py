@@ -24,9 +24,9 @@ from tapestry_egg.machine.compiler_choices import FusionCosts
 from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import Target
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
-from tapestry_egg.schedule.one_device import unit_seconds
+from tapestry_egg.schedule.one_device import scheduled_alone, unit_seconds
 from tapestry_egg.schedule.own_arrays import self_compared
-from tapestry_egg.schedule.schedules import Schedule, scheduled
+from tapestry_egg.schedule.schedules import Schedule
 from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.schedule.units import is_view
 from tapestry_egg.tracing.plain import handles_in
@@ -41,7 +41,7 @@ def peak_alone(graph: BlockGraph, target: Target) -> float:
     remembers it, as several other forms are held beside the same one."""
     known: dict[FusionCosts | None, float] = graph.__dict__.setdefault("_peak_alone", {})
     if target.fusing not in known:
-        known[target.fusing] = Flow(scheduled(graph, {}), target.fusing).peak
+        known[target.fusing] = Flow(scheduled_alone(graph), target.fusing).peak
     return known[target.fusing]
 
 

@@ -15,9 +15,8 @@ from tapestry_egg.graph.ids import ClassId
 
 from .requests import Applied
 
-# What a value is read from: `("given", v)`, value v of the given graph, or `("new", c)`, the new
-# operation that computes class c.
-_Source = tuple[str, int]
+# What a value is read from: value v of the given graph, or ~c, the new operation that computes
+# class c. Operations are numbered alike: i of the given graph, or ~c.
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ def rebuild(
     builder = Builder(graph, terms, catalogue, pick)
     roots = [builder.source(v) for v in graph.outputs]
     needed = builder.needed(roots)
-    order = [("given", i) for i in sorted(i for kind, i in needed if kind == "given")]
+    order = sorted([i for i in needed if i >= 0])
     if not builder.place(order) or not builder.place(builder.makers(roots)):
         return None
     built = replace(
@@ -54,7 +53,7 @@ def rebuild(
 
 
 class Builder:
-    """Places operations: `("given", i)`, operation i of the given graph, or `("new", c)`."""
+    """Places operations: operation i of the given graph, or ~c, the new one of class c."""
 
     def __init__(
         self, graph: BlockGraph, terms: Terms, catalogue: Sequence[Applied], pick: Sequence[int]
@@ -64,108 +63,117 @@ class Builder:
         self.operations: list[Operation] = []
         self.rules: set[str] = set()
         self.producers = graph.producers()
-        self.placed: set[tuple[str, int]] = set()
+        self.placed: set[int] = set()
         self.built: dict[int, int] = {}  # class -> value of its new operation
         self.instead: dict[int, int] = {}  # class -> operation that its new operation replaces
-        # What was asked for before: of values of the given graph, and of operations.
-        self._sources: dict[int, _Source] = {}
-        self._read_by: dict[tuple[str, int], list[_Source]] = {}
+        # What was asked for before: of values of the given graph, and of operations. Most values
+        # are computed as they are written.
+        chosen = [
+            nodes[k].value if k >= 0 else -1 for nodes, k in zip(terms.nodes, pick, strict=True)
+        ]
+        self._sources: dict[int, int] = {v: v for v, c in terms.class_of.items() if chosen[c] == v}
+        self._read_by: dict[int, list[int]] = {}
+        self._below: dict[int, list[int]] = {}
 
-    def source(self, v: int) -> _Source:
+    def source(self, v: int) -> int:
         """What value v of the given graph is read from."""
         known = self._sources.get(v)
         if known is None:
             known = self._sources[v] = self._source(v)
         return known
 
-    def _source(self, v: int) -> _Source:
+    def _source(self, v: int) -> int:
         c = self.terms.class_of[v]
         node = self.terms.nodes[c][self.pick[c]]
         if self._is_own(v, node):
-            return ("given", v)
+            return v
         if node.value >= 0:
             other = node.value if self.graph.values[node.value] == self.graph.values[v] else v
             if other != v:
                 self._blame(c, *(n.signature for n in self.terms.nodes[c]), -1)
-            return ("given", other)
+            return other
         if self.catalogue[node.signature].output != self.graph.values[v]:
-            return ("given", v)
+            return v
         self.instead.setdefault(c, self.producers.get(v, -1))
-        return ("new", c)
+        return ~c
 
-    def needed(self, roots: Sequence[_Source]) -> set[tuple[str, int]]:
+    def needed(self, roots: Sequence[int]) -> set[int]:
         """All operations that the outputs and the operations with effects depend on."""
         stack = self.makers(roots)
-        stack += [("given", i) for i, op in enumerate(self.graph.operations) if op.effectful]
-        seen: set[tuple[str, int]] = set()
+        stack += [i for i, op in enumerate(self.graph.operations) if op.effectful]
+        seen: set[int] = set()
         while stack:
             maker = stack.pop()
             if maker not in seen:
                 seen.add(maker)
-                stack.extend(self.makers(self._reads(maker)))
+                stack += self._after(maker)
         return seen
 
-    def place(self, makers: Iterable[tuple[str, int]]) -> bool:
+    def place(self, makers: Iterable[int]) -> bool:
         """Append operations, each after all that it reads; False when they form a circle."""
-        opened: set[tuple[str, int]] = set()
+        opened: set[int] = set()
+        placed = self.placed
         for first in makers:
-            stack = [(first, False)]
+            stack = [first]
             while stack:
-                maker, ready = stack.pop()
-                if ready:
-                    self._append(maker)
-                    self.placed.add(maker)
-                elif maker not in self.placed:
+                maker = stack[-1]
+                before = () if maker in placed else self._after(maker)
+                if left := [m for m in before if m not in placed]:
                     if maker in opened:
                         return False
                     opened.add(maker)
-                    stack.append((maker, True))
-                    below = self.makers(self._reads(maker))
-                    stack.extend((m, False) for m in reversed(below) if m not in self.placed)
+                    stack += reversed(left)
+                    continue
+                stack.pop()
+                if maker not in placed:
+                    self._append(maker)
+                    placed.add(maker)
         return True
 
-    def makers(self, sources: Iterable[_Source]) -> list[tuple[str, int]]:
+    def makers(self, sources: Iterable[int]) -> list[int]:
         """The operations that compute what is read; inputs and constants have none."""
-        out: dict[tuple[str, int], None] = {}
-        for kind, number in sources:
-            if kind == "new":
-                out["new", number] = None
-            elif number in self.producers:
-                out["given", self.producers[number]] = None
-        return list(out)
+        producers = self.producers
+        own = [s if s < 0 else producers.get(s) for s in sources]
+        return list(dict.fromkeys([m for m in own if m is not None]))
 
-    def read(self, source: _Source) -> int:
+    def read(self, source: int) -> int:
         """The value of what is read, once its operation is placed."""
-        kind, number = source
-        return self.built[number] if kind == "new" else number
+        return self.built[~source] if source < 0 else source
 
-    def _reads(self, maker: tuple[str, int]) -> list[_Source]:
+    def _after(self, maker: int) -> list[int]:
+        """The operations that compute what an operation reads."""
+        known = self._below.get(maker)
+        if known is None:
+            known = self._below[maker] = self.makers(self._reads(maker))
+        return known
+
+    def _reads(self, maker: int) -> list[int]:
         known = self._read_by.get(maker)
         if known is None:
             known = self._read_by[maker] = self._find_reads(maker)
         return known
 
-    def _find_reads(self, maker: tuple[str, int]) -> list[_Source]:
-        kind, number = maker
-        if kind == "given":
-            return [self.source(u) for u in self.graph.operations[number].inputs]
-        out: list[_Source] = []
-        for d in self.terms.nodes[number][self.pick[number]].operands:
+    def _find_reads(self, maker: int) -> list[int]:
+        if maker >= 0:
+            known, inputs = self._sources, self.graph.operations[maker].inputs
+            return [known[u] if u in known else self.source(u) for u in inputs]
+        out: list[int] = []
+        for d in self.terms.nodes[~maker][self.pick[~maker]].operands:
             node = self.terms.nodes[d][self.pick[d]]
             if node.value >= 0:
                 out.append(self.source(node.value))
             else:
-                self.instead.setdefault(d, self.instead.get(number, -1))
-                out.append(("new", d))
+                self.instead.setdefault(d, self.instead.get(~maker, -1))
+                out.append(~d)
         return out
 
-    def _append(self, maker: tuple[str, int]) -> None:
-        kind, number = maker
-        inputs = tuple(self.read(s) for s in self._reads(maker))
-        if kind == "given":
-            op = self.graph.operations[number]
+    def _append(self, maker: int) -> None:
+        inputs = tuple([self.read(s) for s in self._reads(maker)])
+        if maker >= 0:
+            op = self.graph.operations[maker]
             self.operations.append(op if inputs == op.inputs else replace(op, inputs=inputs))
             return
+        number = ~maker
         entry = self.catalogue[self.terms.nodes[number][self.pick[number]].signature]
         self.values.append(entry.output)
         self.built[number] = len(self.values) - 1
