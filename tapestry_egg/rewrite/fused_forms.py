@@ -108,7 +108,18 @@ def forms_with_streams(
     found = _with_rows_looked_up(found, target)
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
-    return (found[0], *_at_once(written, books, target, budget, least_gain), *found[1:])
+    at_once = _at_once(written, books, target, budget, least_gain)
+    if not at_once:
+        return found
+    faster = tuple([f for f in found[1:] if not (f.slower or f.extra)])
+    rest = [f for f in found[1:] if f.slower or f.extra]
+    both = sorted((at_once, faster), key=lambda fs: _seconds_of_first(fs, target))
+    return (found[0], *both[0], *both[1], *rest)
+
+
+def _seconds_of_first(found: Sequence[Form], target: Target) -> float:
+    """Seconds of the first of some forms on one device; infinite where there is none."""
+    return program_seconds(found[0].graph, target) if found else math.inf
 
 
 def _at_once(

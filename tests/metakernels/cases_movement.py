@@ -60,9 +60,11 @@ def transpose(draw: Draw, kernel: str) -> Case:
 
 @of("movement", "rev")
 def rev(draw: Draw, kernel: str) -> Case:
-    x = draw.any(draw.shape(1, 3))
-    dims = draw.some(range(x.ndim), 1)
-    return lambda x: lax.rev(x, dims), (x,)
+    shape = draw.shape(1, 3)
+    dims = draw.some(range(len(shape)), 1)
+    # A dim of one element reversed is what it was.
+    long = [n + (k in dims) for k, n in enumerate(shape)]
+    return lambda x: lax.rev(x, dims), (draw.any(long),)
 
 
 @of("movement", "concatenate")
@@ -114,7 +116,7 @@ def slice_(draw: Draw, kernel: str) -> Case:
         starts.append(start)
         strides.append(stride)
         limits.append(limit)
-        shape.append(limit + draw.size(0, 2))
+        shape.append(limit + draw.size(0 if shape else 1, 2))  # less than all, which is no slice
     return lambda x: lax.slice(x, starts, limits, strides), (draw.any(shape),)
 
 

@@ -474,7 +474,9 @@ def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -
                 ports = [k for k, (_, _, w) in enumerate(plan.units[r].reads) if w == v]
                 needs = tuple(dict.fromkeys(choices.rows[r].needs[chosen[r]][k] for k in ports))
                 wanted = Wanted(none, (tuple(table.number[n] for n in needs),), none == 0)
-                found = memory.read(r, v, number, none, none * 0, wanted)
+                kind, turns = memory.kind(r, v), memory.turns(r, v)
+                held = memory.bytes_of(kind, turns, v, number, none, none * 0, wanted)
+                found = memory.read(r, v, held)
                 uses += [(use, use.amount[0, 0]) for use in found]
                 if have in needs:
                     read[lives.made[v] : lives.reads_until[r, v] + 2] = 1.0
