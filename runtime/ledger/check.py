@@ -211,6 +211,8 @@ def _beside(usual: Held, renewed: Collection[int]) -> int:
     for t in sorted(order, key=lambda t: -held[t])[:_STEPS]:
         step = region.steps[t]
         arrays = set() if own.computes_operands(step) else set(own.reads(step))
+        computed = arrays & own.fused  # in the product
+        arrays -= computed
         if not own.writes_over(step):
             arrays |= set(step.makes)
         arrays -= {*region.inputs, *(own.root.get(v, v) for v in renewed)}
@@ -219,7 +221,7 @@ def _beside(usual: Held, renewed: Collection[int]) -> int:
             body = Held(program, inner, float("inf"), "some")
             gone = inner.outputs if step.name == "cond" else usual.carried(step, inner)
             inside = max(inside, _beside(body, [v for v in gone if v >= 0]))
-        late = {v for s in order if s > t for v in own.reads(region.steps[s])}
+        late = computed | {v for s in order if s > t for v in own.reads(region.steps[s])}
         late |= {own.root.get(v, v) for v in region.outputs if v >= 0}
         free = arrays | {own.root.get(v, v) for v in renewed}
         made = {v for s in region.steps[: t + 1] for v in s.makes}

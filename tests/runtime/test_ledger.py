@@ -212,6 +212,24 @@ def test_the_least_is_what_all_later_steps_can_be_computed_of() -> None:
         assert all(n >= (3 + beside) * BLOCK for n in again)
 
 
+def test_of_operands_that_a_product_may_compute_the_least_has_what_they_are_made_of() -> None:
+    """XLA for GPUs rectifies a block where a product reads it, if the product is no library's."""
+
+    def fn(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = x @ w
+        return jnp.sum(jnp.maximum(y, 0.0) @ w + y)
+
+    # Two arguments and two products.
+    assert held_at_least(*read(fn, (N, N), (N, N)), [False] * 2) == 4 * BLOCK
+
+    def several(x: jax.Array, w: jax.Array) -> jax.Array:
+        y = x @ w
+        return jnp.sum((y * x) @ w + y)
+
+    # What is made of two arrays is stored.
+    assert held_at_least(*read(several, (N, N), (N, N)), [False] * 2) == 5 * BLOCK
+
+
 def test_the_least_has_what_loops_carry_and_what_a_collective_makes() -> None:
     def rounds(x: jax.Array) -> jax.Array:
         return lax.scan(lambda c, _: (lax.psum(c, "x") @ c, None), x @ x, None, length=3)[0]
