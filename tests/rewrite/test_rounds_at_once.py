@@ -76,6 +76,11 @@ def masked(w: dict[str, jax.Array], h: Any, x: Any) -> tuple[Any, Any]:
     return new, mask @ (h @ w["u"]) + new
 
 
+def kept_in_each(w: dict[str, jax.Array], h: Any, x: Any) -> tuple[Any, Any]:
+    """What is the same in all rounds is kept in each, and what is carried on is read by none."""
+    return x @ w["v"], (w["u"] @ w["v"], h)
+
+
 STEPS: dict[str, tuple[Callable[..., Any], Any, int]] = {
     # A step, what it carries first, and how many products are left in the loop.
     "recurrent": (recurrent, jnp.zeros((ROWS, WIDTH)), 1),
@@ -85,6 +90,7 @@ STEPS: dict[str, tuple[Callable[..., Any], Any, int]] = {
         (jnp.int32(1), *jnp.ones((2, WIDTH, WIDTH)), jnp.ones((ROWS, WIDTH))),
         2,
     ),
+    "given": (kept_in_each, jnp.zeros((ROWS, WIDTH)), 0),
     "masked": (masked, jnp.ones((ROWS, WIDTH)), 0),
 }
 

@@ -278,7 +278,7 @@ class _Apart:
         stacked = {
             op.outputs[j]: v
             for j, v in enumerate(body.outputs)
-            if j >= self.carries and v not in gone
+            if j >= self.carries and (v not in gone or v in self.same)
         }
         self.all.update((v, result) for result, v in stacked.items())
         for v in kept:
