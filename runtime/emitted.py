@@ -46,11 +46,7 @@ def audit(plan: Plan) -> None:
 def platform_of(plan: Plan) -> str:
     """JAX's name of the platform that a plan was made for; empty if that is not known."""
     machine = plan.origin.machine if plan.origin else None
-    if machine is None:
-        return ""
-    if machine.tiles is not None:
-        return "tpu"
-    return "gpu" if machine.combiner is not None else "cpu"
+    return "" if machine is None else machine.platform
 
 
 def emitted(plan: Plan) -> Any:

@@ -1,4 +1,8 @@
-"""Whether JAX has an operation, as far as templates take it for granted."""
+"""Whether JAX has an operation, as far as templates take it for granted.
+
+Templates are written for operations of programs that were traced. Those that are made up, or whose
+parameters a rule fixes, need not be such: a slice beyond the end of a tensor is none.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,6 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
 
 from .contractions import agrees, convolves
-
-# Admitted: whether JAX has an operation, as far as templates take it for granted.
-#
-# Templates are written for operations of programs that were traced. Those that are made up, or
-# whose parameters a rule fixes, need not be such: a slice beyond the end of a tensor is none.
 
 
 def jax_takes(kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]) -> bool:

@@ -105,6 +105,13 @@ class Target:
         check_shape(self.name, self.spec, self.shape, self.levels)
 
     @property
+    def platform(self) -> str:
+        """JAX's name of what its devices are: of those whose compilers lay arrays in tiles TPUs."""
+        if self.tiles is not None:
+            return "tpu"
+        return "gpu" if self.combiner is not None else "cpu"
+
+    @property
     def devices(self) -> int:
         return prod(self.shape)
 
@@ -324,16 +331,12 @@ def _is_file(name: str) -> bool:
     return name.endswith((".yaml", ".yml")) or "/" in name or "\\" in name
 
 
-# What people call devices of several targets -> the usual ones among them.
-_FAMILIES = {"tpu": ("v5e", "v6e"), "gpu": ("h100", "a100")}
-
-
 def _known_hint(name: str, shape: str = "") -> str:
     """The known targets, and first the one that a name that is not among them is nearest to."""
     known = known_targets()
     lower = name.lower()
     near = [k for k in known if lower.startswith(k)] or get_close_matches(lower, known, 1, 0.5)
-    kinds = _FAMILIES.get(lower, near[-1:])
+    kinds = [k for k in known if _load(k, (1,)).platform == lower] or near[-1:]
     guess = f"Did you mean {' or '.join(repr(k + shape) for k in kinds)}? " if kinds else ""
     return f"{guess}Known are {', '.join(known)}; or give the path of a .yaml file."
 

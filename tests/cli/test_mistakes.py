@@ -64,7 +64,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "a kind of device as a target": (
         lambda: te.optimize(graph(), "tpu:8"),
-        "'tpu'.*Did you mean 'v5e:8' or 'v6e:8'",
+        "'tpu'.*Did you mean 'v4:8' or 'v5e:8' or 'v5p:8' or 'v6e:8'",
     ),
     "a function to optimize": (
         lambda: te.optimize(double, "cpu:2"),

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -81,24 +83,40 @@ def kept_in_each(w: dict[str, jax.Array], h: Any, x: Any) -> tuple[Any, Any]:
     return x @ w["v"], (w["u"] @ w["v"], h)
 
 
-STEPS: dict[str, tuple[Callable[..., Any], Any, int]] = {
-    # A step, what it carries first, and how many products are left in the loop.
-    "recurrent": (recurrent, jnp.zeros((ROWS, WIDTH)), 1),
-    "unread": (unread, jnp.zeros((ROWS, WIDTH)), 0),
+def gradients(w: dict[str, jax.Array], s: Any, x: Any) -> tuple[Any, Any]:
+    """Sums of products of what is given, and of one that is the same in all rounds."""
+    of_given, of_same = s
+    return (of_given + 2.0 * (x.T @ x), of_same + w["u"] @ w["v"]), None
+
+
+def chosen(w: dict[str, jax.Array], h: Any, x: Any) -> tuple[Any, Any]:
+    """A branch that a product decides stays in the loop, and so does the product."""
+    y = h @ w["u"]
+    either = jax.lax.cond(y.sum() > 0, lambda y: y, lambda y: -y, y)
+    return jnp.sin(h + x), (either, h @ w["v"])
+
+
+STEPS: dict[str, tuple[Callable[..., Any], Any, int, int]] = {
+    # A step, what it carries first, and how many products are left in the loop, and carried values.
+    "recurrent": (recurrent, jnp.zeros((ROWS, WIDTH)), 1, 1),
+    "unread": (unread, jnp.zeros((ROWS, WIDTH)), 0, 0),
     "added": (
         added,
         (jnp.int32(1), *jnp.ones((2, WIDTH, WIDTH)), jnp.ones((ROWS, WIDTH))),
         2,
+        3,
     ),
-    "given": (kept_in_each, jnp.zeros((ROWS, WIDTH)), 0),
-    "masked": (masked, jnp.ones((ROWS, WIDTH)), 0),
+    "given": (kept_in_each, jnp.zeros((ROWS, WIDTH)), 0, 1),
+    "gradients": (gradients, (jnp.ones((WIDTH, WIDTH)), jnp.ones((WIDTH, WIDTH))), 0, 0),
+    "chosen": (chosen, jnp.zeros((ROWS, WIDTH)), 1, 1),
+    "masked": (masked, jnp.ones((ROWS, WIDTH)), 0, 1),
 }
 
 
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_loop_gives_the_same_with_less_in_it(name: str, reverse: bool) -> None:
-    step, first, left = STEPS[name]
+    step, first, left, carried = STEPS[name]
 
     def run(w: dict[str, jax.Array], x: jax.Array) -> Any:
         return jax.lax.scan(lambda h, x: step(w, h, x), first, x, reverse=reverse)
@@ -108,12 +126,13 @@ def test_a_loop_gives_the_same_with_less_in_it(name: str, reverse: bool) -> None
     changed = with_rounds_at_once(graph)
     agree(graph, changed, *arguments)
     assert inside(changed) == left < inside(graph)
+    assert sum(op.params["num_carry"] for op in changed.operations if op.is_scan) == carried
     assert with_rounds_at_once(changed) is changed
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_derivative_adds_up_products_of_all_rounds(name: str) -> None:
-    step, first, _ = STEPS[name]
+    step, first, *_ = STEPS[name]
 
     def loss(w: dict[str, jax.Array], x: jax.Array) -> Any:
         ends = jax.lax.scan(lambda h, x: step(w, h, x), first, x)
@@ -174,6 +193,38 @@ def test_numbers_are_drawn_as_in_the_loop(generator: str) -> None:
     agree(graph, changed, keys, x)
 
 
+DOUBLED = Primitive("doubled")
+DOUBLED.def_abstract_eval(lambda x: x)
+mlir.register_lowering(DOUBLED, mlir.lower_fun(lambda x: 2.0 * x, multiple_results=False))
+
+
+def test_kernels_without_a_rule_for_many_rounds_leave_their_loop_as_it_is(tmp_path: Path) -> None:
+    """So may be a user's own, whose template says that it goes element by element."""
+    template = tmp_path / "doubled.yaml"
+    template.write_text(
+        "doubled:\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: $x.dtype}\n  fusion: loop\n"
+        "  flops: 1\n",
+        "utf-8",
+    )
+    registry.add_templates(template)
+
+    def run(w: Any, x: Any) -> Any:
+        def step(h: Any, x: Any) -> tuple[Any, Any]:
+            return jnp.sin(h + x), DOUBLED.bind(h @ w)
+
+        def other(h: Any, x: Any) -> tuple[Any, Any]:
+            return jnp.sin(h + x), h @ w
+
+        h = jnp.ones((ROWS, WIDTH))
+        return jax.lax.scan(step, h, x), jax.lax.scan(other, h, x)
+
+    arguments = drawn(WIDTH, WIDTH), drawn(ROUNDS, ROWS, WIDTH)
+    graph = te.trace(run, *arguments).graph
+    changed = with_rounds_at_once(graph)
+    agree(graph, changed, *arguments)
+    assert (inside(graph), inside(changed)) == (2, 1)
+
+
 def test_what_its_user_has_computed_again_stays() -> None:
     def loss(h: Any, x: Any) -> Any:
         return jax.lax.scan(recomputed, h, x)[1].sum()
@@ -186,18 +237,28 @@ def test_what_its_user_has_computed_again_stays() -> None:
     assert numbers[0] == numbers[1] > 0
 
 
-def test_a_sum_in_a_narrow_type_is_added_round_by_round() -> None:
-    """Rounded after every round, it is another sum."""
+@pytest.mark.parametrize(("dtype", "left"), [(jnp.bfloat16, 2), (jnp.float32, 1), (jnp.int32, 1)])
+def test_a_sum_in_a_narrow_type_is_added_round_by_round(dtype: Any, left: int) -> None:
+    """Rounded after every round, it is another sum. What no product is added to stays as well."""
 
-    def step(total: Any, x: Any) -> tuple[Any, Any]:
-        return total + (x.T @ x).astype(total.dtype)[0], None
+    def step(s: Any, x: Any) -> tuple[Any, Any]:
+        h, total, count = s
+        h = jnp.sin(h + x)
+        return (h, total + (100.0 * h.T @ h).astype(dtype), count + h.max()), None
 
     def run(x: Any) -> Any:
-        return jax.lax.scan(step, jnp.zeros(WIDTH, jnp.bfloat16), x)[0]
+        first = jnp.ones((ROWS, WIDTH)), jnp.zeros((WIDTH, WIDTH), dtype), jnp.float32(0.0)
+        return jax.lax.scan(step, first, x)[0]
 
-    x = 100.0 * drawn(50, ROWS, WIDTH)
+    x = drawn(50, ROWS, WIDTH)
     graph = te.trace(run, x).graph
-    np.testing.assert_array_equal(emit(with_rounds_at_once(graph))(x)[0], run(x))
+    changed = with_rounds_at_once(graph)
+    (loop,) = [op for op in changed.operations if op.is_scan]
+    assert loop.params["num_carry"] == left + 1
+    for want, found in zip(run(x), emit(changed)(x), strict=True):
+        np.testing.assert_allclose(
+            np.asarray(found, float), np.asarray(want, float), rtol=2e-6, atol=1e-6
+        )
 
 
 @st.composite

@@ -13,12 +13,14 @@ larger kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.graph.loops import counts
@@ -43,9 +45,7 @@ def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
     made = _Program(list(graph.values), constants=dict(graph.constants))
     for k, op in enumerate(graph.operations):
         op = replace(op, inputs=made.read(op.inputs))
-        if k in plans:
-            _Apart(op, plans[k], made).write()
-        else:
+        if k not in plans or not made.takes(_Apart(op, plans[k], made)):
             made.operations.append(op)
     changed = replace(
         graph,
@@ -60,8 +60,10 @@ def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
 @dataclass(frozen=True)
 class _Plan:
     """Which operations of a loop's body are made of all rounds before it (`early`) and after it
-    (`late`), and which of what it carries (by number) is the sum of what is made late."""
+    (`late`), which of what it carries (by number) is the sum of what is made outside, and which
+    operations are `free`: nothing that is carried is needed for them."""
 
+    free: frozenset[int]
     early: frozenset[int]
     late: frozenset[int]
     sums: dict[int, int]  # number of the carried value -> what is added to it
@@ -79,23 +81,20 @@ def _plan(op: Operation) -> _Plan | None:
     carried = body.inputs[consts : consts + carries]
     free = _not_made_of(body, carried)
     early = frozenset(heavy & free)
-    sums = _sums(body, carried)
+    makers, sums = body.producers(), _sums(body, carried)
     while True:
         roots = [body.outputs[j] for j in range(carries) if j not in sums]
         needed = _made_of(body, roots)
         late = (heavy - free) - needed
-        makers = body.producers()
-        after: set[int] = set()  # what is made of something late
-        for k, o in enumerate(ops):
-            if k in late or any(makers.get(v) in after for v in o.inputs):
-                after.add(k)
+        after = _made_from(body, late)
         adding = {makers[body.outputs[j]] for j in sums}
         stuck = {k for k in after - adding if not _may_leave(body, ops[k])}
         if stuck:  # what these are made of is made in the loop
             kept = _made_of(body, [v for k in stuck for v in ops[k].inputs])
             heavy -= {k for k in kept | stuck if k not in free}
             continue
-        idle = [j for j, v in sums.items() if makers.get(v) not in after]
+        of_products = after | free & _made_from(body, early)
+        idle = [j for j, v in sums.items() if makers.get(v) not in of_products]
         if not idle:
             break
         for j in idle:
@@ -103,7 +102,7 @@ def _plan(op: Operation) -> _Plan | None:
     leaving = after - adding | early
     if not leaving or len(leaving) > _MOST:
         return None
-    return _Plan(early, frozenset(after - adding), sums)
+    return _Plan(frozenset(free), early, frozenset(after - adding), sums)
 
 
 def _may_leave(body: BlockGraph, op: Operation) -> bool:
@@ -143,6 +142,16 @@ def _made_of(body: BlockGraph, values: Sequence[int]) -> set[int]:
     return found
 
 
+def _made_from(body: BlockGraph, operations: Collection[int]) -> set[int]:
+    """Some operations, and those that are made of their results."""
+    made, found = set[int](), set[int]()
+    for k, op in enumerate(body.operations):
+        if k in operations or not made.isdisjoint(op.inputs):
+            found.add(k)
+            made.update(op.outputs)
+    return found
+
+
 def _sums(body: BlockGraph, carried: Sequence[int]) -> dict[int, int]:
     """What is carried only to be added to -> what is added, in numbers that lose nothing by it."""
     readers, makers = body.readers(), body.producers()
@@ -178,6 +187,18 @@ class _Program:
         """A new value."""
         self.values.append(type_)
         return len(self.values) - 1
+
+    def takes(self, loop: _Apart) -> bool:
+        """Write a loop with what leaves it; whether JAX can make all rounds of that at once."""
+        values, operations, stands = len(self.values), len(self.operations), dict(self.stands)
+        try:
+            loop.write()
+        except GraphError:  # a kernel has no rule for it, as a user's own need not
+            del self.values[values:], self.operations[operations:]
+            self.constants = {v: x for v, x in self.constants.items() if v < values}
+            self.stands = stands
+            return False
+        return True
 
     def apply(
         self, fn: Callable[..., Any], inputs: Sequence[int], like: Operation
@@ -227,19 +248,13 @@ class _Apart:
         # What is late is made anew of what needs no round to wait; the loop keeps the rest.
         read = {v for k in late for v in body.operations[k].inputs} | set(plan.sums.values())
         read -= {v for k in late for v in body.operations[k].outputs}
-        free = _not_made_of(body, body.inputs[self.consts : self.consts + self.carries])
-        again = _made_of(body, [v for v in read if self._is_free(v, free)]) - first
-        for k in sorted(again):
+        free = {v for k in plan.free for v in body.operations[k].outputs}
+        for k in sorted(_made_of(body, list(read & free)) - first):
             self._at_once(k)
-        kept = sorted(v for v in read if v not in self.all and v not in self.same)
-        kept = [v for v in kept if v not in body.constants]
-        self._loop(given, kept)
+        self._loop(given, sorted(read - self.all.keys() - self.same.keys() - {*body.constants}))
         for k in late:
             self._at_once(k)
         self._leave()
-
-    def _is_free(self, v: int, free: set[int]) -> bool:
-        return any(v in self.body.operations[k].outputs for k in free)
 
     def _at_once(self, k: int) -> None:
         """An operation of all rounds; of one where it is the same in each."""
@@ -331,8 +346,11 @@ class _Apart:
         op, body, made, sums = self.op, self.body, self.made, self.plan.sums
         for j, (result, v) in enumerate(zip(op.outputs, body.outputs, strict=True)):
             if j in sums:
-                first, added = op.inputs[self.consts + j], self.all[sums[j]]
-                (made.stands[result],) = made.apply(_total, (first, added), op)
+                first, v = op.inputs[self.consts + j], sums[j]
+                total = _total if v in self.all else partial(_repeated, op.rounds)
+                added = self.all.get(v, self.same.get(v))
+                assert added is not None, "it is made of a product that left"
+                (made.stands[result],) = made.apply(total, (first, added), op)
             elif j >= self.carries and self.all.get(v, result) != result:
                 made.stands[result] = self.all[v]
 
@@ -340,3 +358,8 @@ class _Apart:
 def _total(first: Any, added: Any) -> Any:
     """What something is to which one after another is added."""
     return first + added.sum(0, dtype=added.dtype)
+
+
+def _repeated(rounds: int, first: Any, added: Any) -> Any:
+    """What it is where the same is added so many times."""
+    return first + rounds * added
