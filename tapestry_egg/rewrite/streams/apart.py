@@ -39,13 +39,13 @@ def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
     once; the same graph if there are none. What was added to something carried is added up in
     another order."""
     graph = graph.map_regions(with_rounds_at_once)
-    plans = {k: plan for k, op in enumerate(graph.operations) if (plan := _plan(op)) is not None}
-    if not plans:
+    parts = {k: own for k, op in enumerate(graph.operations) if (own := _parts(op)) is not None}
+    if not parts:
         return graph
     made = _Program(list(graph.values), constants=dict(graph.constants))
     for k, op in enumerate(graph.operations):
         op = replace(op, inputs=made.read(op.inputs))
-        if k not in plans or not made.takes(_Apart(op, plans[k], made)):
+        if k not in parts or not made.takes(_Apart(op, parts[k], made)):
             made.operations.append(op)
     changed = replace(
         graph,
@@ -58,7 +58,7 @@ def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Parts:
     """Which operations of a loop's body are made of all rounds before it (`early`) and after it
     (`late`), which of what it carries (by number) is the sum of what is made outside, and which
     operations are `free`: nothing that is carried is needed for them."""
@@ -69,7 +69,7 @@ class _Plan:
     sums: dict[int, int]  # number of the carried value -> what is added to it
 
 
-def _plan(op: Operation) -> _Plan | None:
+def _parts(op: Operation) -> _Parts | None:
     """What may leave a loop; None where nothing may."""
     if not op.is_scan or op.rounds < 2 or op.effectful:
         return None
@@ -102,7 +102,7 @@ def _plan(op: Operation) -> _Plan | None:
     leaving = after - adding | early
     if not leaving or len(leaving) > _MOST:
         return None
-    return _Plan(frozenset(free), early, frozenset(after - adding), sums)
+    return _Parts(frozenset(free), early, frozenset(after - adding), sums)
 
 
 def _may_leave(body: BlockGraph, op: Operation) -> bool:
@@ -223,8 +223,8 @@ class _Program:
 class _Apart:
     """One loop, with what leaves it."""
 
-    def __init__(self, op: Operation, plan: _Plan, made: _Program) -> None:
-        self.op, self.plan, self.made = op, plan, made
+    def __init__(self, op: Operation, parts: _Parts, made: _Program) -> None:
+        self.op, self.parts, self.made = op, parts, made
         (self.body,) = op.regions
         self.consts, self.carries = counts(op)
         # Values of the body as the program has them: of all rounds, or the same in each.
@@ -239,16 +239,16 @@ class _Apart:
 
     def write(self) -> None:
         """Write the operations before the loop, it, and those after it."""
-        body, plan = self.body, self.plan
-        first = _made_of(body, [v for k in plan.early for v in body.operations[k].outputs])
+        body, parts = self.body, self.parts
+        first = _made_of(body, [v for k in parts.early for v in body.operations[k].outputs])
         for k in sorted(first):
             self._at_once(k)
-        given = [v for k in sorted(plan.early) for v in body.operations[k].outputs]
-        late = sorted(plan.late)
+        given = [v for k in sorted(parts.early) for v in body.operations[k].outputs]
+        late = sorted(parts.late)
         # What is late is made anew of what needs no round to wait; the loop keeps the rest.
-        read = {v for k in late for v in body.operations[k].inputs} | set(plan.sums.values())
+        read = {v for k in late for v in body.operations[k].inputs} | set(parts.sums.values())
         read -= {v for k in late for v in body.operations[k].outputs}
-        free = {v for k in plan.free for v in body.operations[k].outputs}
+        free = {v for k in parts.free for v in body.operations[k].outputs}
         for k in sorted(_made_of(body, list(read & free)) - first):
             self._at_once(k)
         self._loop(given, sorted(read - self.all.keys() - self.same.keys() - {*body.constants}))
@@ -284,12 +284,12 @@ class _Apart:
 
     def _loop(self, given: Sequence[int], kept: Sequence[int]) -> None:
         """The loop, which is `given` values and keeps others."""
-        op, body, made, plan = self.op, self.body, self.made, self.plan
-        last, apart = self.consts + self.carries, plan.early | plan.late
+        op, body, made, parts = self.op, self.body, self.made, self.parts
+        last, apart = self.consts + self.carries, parts.early | parts.late
         gone = {v for k in apart for v in body.operations[k].outputs}
-        gone |= {body.outputs[j] for j in plan.sums}
+        gone |= {body.outputs[j] for j in parts.sums}
         same, every = ([v for v in given if v in own] for own in (self.same, self.all))
-        carried = [j for j in range(self.carries) if j not in plan.sums]
+        carried = [j for j in range(self.carries) if j not in parts.sums]
         stacked = {
             op.outputs[j]: v
             for j, v in enumerate(body.outputs)
@@ -343,7 +343,7 @@ class _Apart:
 
     def _leave(self) -> None:
         """What the loop no longer gives."""
-        op, body, made, sums = self.op, self.body, self.made, self.plan.sums
+        op, body, made, sums = self.op, self.body, self.made, self.parts.sums
         for j, (result, v) in enumerate(zip(op.outputs, body.outputs, strict=True)):
             if j in sums:
                 first, v = op.inputs[self.consts + j], sums[j]
