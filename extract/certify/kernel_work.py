@@ -84,7 +84,7 @@ def kernel_work(
             block = elements(program.types[v], needed[i, p], mesh) * program.types[v].itemsize
             traffic += share * block
         else:
-            traffic += evaluate(some, extents[i]) * program.types[v].itemsize
+            traffic += share * evaluate(some, extents[i]) * program.types[v].itemsize
         if not port and signature.scattered is not None and signature.scattered.operand == p:
             traffic += scattered_bytes(signature, extents[i], target)
     for v, share in zip(unit.outputs, through.writes, strict=True):

@@ -250,13 +250,13 @@ class Joiner:
         return self.by_output[key]
 
     def _fitting(
-        self, instance: int, reads: tuple[int, ...], shown: bool
+        self, instance: int, reads: tuple[int, ...], shares: tuple[float, ...], shown: bool
     ) -> Mapping[tuple[Layouts, Layouts], list[_Fitting]]:
         """Strategies that an instance may run by, by the layouts that they give and those of what
         is open already. `reads` says of every operand which of the values it is that are opened
-        with it, or that it is open already, or read from outside; `shown` whether the result
-        leaves the unit."""
-        key = (self.signature_of[instance], self.wanted.get(instance), reads, shown)
+        with it, or that it is open already, or read from outside; `shares` how much of the part
+        that it takes moves through memory; `shown` whether the result leaves the unit."""
+        key = (self.signature_of[instance], self.wanted.get(instance), reads, shares, shown)
         found = self.by_reads.get(key)
         if found is None:
             found = self.by_reads[key] = {}
@@ -275,7 +275,11 @@ class Joiner:
                         shown=(*(given if shown else ()), *outside),
                         flops=s.flops,
                         moved=tuple(
-                            [part for k, _, part in ports if part and (takes or k == _OUTSIDE)]
+                            [
+                                part * share
+                                for (k, _, part), share in zip(ports, shares, strict=True)
+                                if part and (takes or k == _OUTSIDE)
+                            ]
                         ),
                         partial=sum([len(self.layouts[x].partial) for x in fresh.values()]),
                     )
@@ -293,6 +297,7 @@ class Joiner:
         pending: list[FlatId] = []  # values whose layouts the ways' `open` are
         times = Counter(v for _, _, v in unit.reads)
         several = {v: k for k, v in enumerate(v for v, n in times.items() if n > 1)}
+        moved = self._moved(unit)
         ways = [_Way((), -1, 0.0, 0.0, 0, None, first=(None,) * len(several))]
         most = max(_FEWEST, min(ROWS, _STEPS // len(unit.members)))
         for i in reversed(unit.members):
@@ -309,7 +314,9 @@ class Joiner:
             outside = [v for v, k in zip(instance.inputs, reads, strict=True) if k == _OUTSIDE]
             member = _Member(
                 giving=self._giving(i),
-                fitting=self._fitting(i, tuple(reads), shown),
+                fitting=self._fitting(
+                    i, tuple(reads), tuple([moved.get((i, p), 1.0) for p in range(len(reads))]), shown
+                ),
                 place=place,
                 read_open=[k for k in at if k >= 0],
                 copied=places.get(instance.outputs[0], -1) if instance.outputs else -1,
@@ -322,6 +329,11 @@ class Joiner:
                 self.known.cut.add(key)
                 ways = sorted(ways, key=lambda w: (w.copied is not None, w.partial, w.mixed))[:most]
         return self._finish(unit, ways, inner)
+
+    def _moved(self, unit: Unit) -> Mapping[tuple[int, int], float]:
+        """By the operands that a unit reads of memory, how much of what it reads goes through."""
+        shares = self.costs.traffic.of(unit).reads
+        return {(i, p): x for (i, p, _), x in zip(unit.reads, shares, strict=True)}
 
     def _joined(
         self,
@@ -460,14 +472,14 @@ class Joiner:
         for part in (inner.first, inner.rest):
             own = choice[:, [place[i] for i in part.members]]
             flops, moved = np.zeros(len(own)), np.zeros(len(own))
-            outside = {(i, p) for i, p, _ in part.reads}
+            outside = self._moved(part)
             for m, i in enumerate(part.members):
                 flops_of, moved_of = self.costs.work(self.signature_of[i])
                 flops += flops_of[own[:, m]]
                 takes = self.instances[i].signature.fusion == "kernel"
                 for p in range(len(self.instances[i].inputs)):
                     if takes or (i, p) in outside:
-                        moved += moved_of[own[:, m], p]
+                        moved += outside.get((i, p), 1.0) * moved_of[own[:, m], p]
             read, made = self._shown(part, own)
             total[:2] += self.costs.kernel(
                 part, own, flops, moved, read, made, self.costs.gemm(part, own)

@@ -156,30 +156,27 @@ class Traffic:
         kernel = root.signature.fusion == "kernel"
         views = self._seen_through_views(unit) if kernel else {}
         reads = []
-        seen: set[FlatId] = set()
+        left: dict[FlatId, float] = {}  # bytes of what the kernel reads that it has not read yet
         over = self._written_over(u)
         passes = 2.0 if adds_exponentials(root.signature) else 1.0
         for i, p, v in unit.reads:
             if v == over:
                 reads.append(0.0)
                 continue
-            given = self._program.instances[i].signature.reads
-            part = bool(given) and given[p] is not None
-            if part and kernel:
+            reader = self._program.instances[i].signature
+            part = bool(reader.reads) and reader.reads[p] is not None
+            scattered = reader.scattered is not None and reader.scattered.operand == p
+            if part and (kernel or scattered):
                 reads.append(1.0)
                 continue
-            if not self._program.types[v].shape:  # a number
+            own = self._program.types[v]
+            if not own.shape:  # a number
                 reads.append(0.0)
                 continue
-            sources = self._sources_of[v]
-            if kernel:
-                seen = set()
-            share = self._share(v, sources - seen)
+            size = reader.read_bytes[p] / own.itemsize if part else own.size
+            share = self._share(v, size, {} if kernel else left)
             share = views[i].share(share) if i in views else share
             reads.append(passes * share + 2.0 * ((i, p) in self._turned))
-            if not part:  # of what is larger only some elements are read
-                size = self._program.types[v].size
-                seen |= {w for w in sources if self._program.types[w].size <= size}
         return tuple(reads)
 
     def _seen_through_views(self, unit: Unit) -> Mapping[InstanceId, _Seen]:
@@ -401,15 +398,19 @@ class Traffic:
                 found[v] = every
         return found
 
-    def _share(self, v: FlatId, sources: frozenset[FlatId]) -> float:
-        """Bytes of sources over those of a value computed of them element by element: of each no
-        more elements than that has, and none of single numbers."""
-        own = self._program.types[v]
-        if not own.nbytes:
-            return 1.0
-        types = [self._program.types[w] for w in sources]
-        read = sum(min(t.nbytes, own.size * t.itemsize) for t in types if t.shape)
-        return read / own.nbytes
+    def _share(self, v: FlatId, size: float, left: dict[FlatId, float]) -> float:
+        """Bytes of what a kernel reads for `size` elements of a value over those of these elements:
+        of each source no more elements, and none of single numbers. What it reads of a source
+        again, shifted by some rows, is in a cache by then: no more than the source has `left` is
+        read, and is taken off."""
+        total = 0.0
+        for w in self._sources_of[v]:
+            if (source := self._program.types[w]).shape:
+                read = min(left.get(w, float(source.nbytes)), size * source.itemsize)
+                left[w] = left.get(w, float(source.nbytes)) - read
+                total += read
+        whole = size * self._program.types[v].itemsize
+        return total / whole if whole else 1.0
 
     def _is_in_epilogue(self, u: int) -> bool:
         """Whether what is made of a product is computed in its kernel."""

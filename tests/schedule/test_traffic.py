@@ -495,6 +495,23 @@ def test_a_slice_reads_what_it_takes() -> None:
 
 
 @pytest.mark.parametrize(
+    ("fn", "read"),
+    [
+        (lambda x: x[2:] - 2 * x[1:-1] + x[:-2], 1),
+        (lambda x: x[1:-1, 1:-1] + x[2:, 1:-1] + x[:-2, 1:-1] + x[1:-1, 2:] + x[1:-1, :-2], 1),
+        (lambda x: jnp.sin(x)[1:] * jnp.sin(x)[:-1], 1),
+        (lambda x: x[1:] + x[:-1] + jnp.sin(x)[1:], 1),
+        # What does not overlap is read as far as it reaches.
+        (lambda x: x[:4096] + x[4096:], 1),
+        (lambda x: x[:2048] + x[4096:6144], 1 / 2),
+    ],
+)
+def test_rows_that_a_kernel_reads_several_times_move_once(fn: Program, read: float) -> None:
+    made = jax.eval_shape(fn, _LARGE).size / _LARGE.size
+    assert _seconds(fn) == pytest.approx((read + made) / 2 * _A_PASS, rel=0.03)
+
+
+@pytest.mark.parametrize(
     ("fn", "donated", "passes"),
     [
         # One pass fills or computes what is written into; a write of half a pass is zeros.
