@@ -315,7 +315,10 @@ class Joiner:
             member = _Member(
                 giving=self._giving(i),
                 fitting=self._fitting(
-                    i, tuple(reads), tuple([moved.get((i, p), 1.0) for p in range(len(reads))]), shown
+                    i,
+                    tuple(reads),
+                    tuple([moved.get((i, p), 1.0) for p in range(len(reads))]),
+                    shown,
                 ),
                 place=place,
                 read_open=[k for k in at if k >= 0],

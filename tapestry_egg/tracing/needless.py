@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -85,7 +86,8 @@ def made_once(
 ) -> tuple[list[Operation], list[int]]:
     """The operations without those that do what one before them does on the same operands, and the
     outputs as these make them. Those that stay know the lines of all. What has a name for
-    `jax.checkpoint` is what it names: a compiler is told of no name.
+    `jax.checkpoint` is what it names: a compiler is told of no name. What gives the elements of a
+    value its shape back, after others gave them another one, is the value.
 
     Left as they are: operations with regions, effects, or calls into Python; what draws numbers;
     those of different `jax.checkpoint` regions, which XLA keeps apart, too; what is made of
@@ -100,6 +102,9 @@ def made_once(
     known: dict[Any, tuple[int, ...]] = {}
     filled = {v: v for v in constants}  # value -> the equal one that was filled in first
     named: dict[int, int] = {}  # value -> what it names
+    shapes: dict[
+        tuple[int, int | None], tuple[int, ...]
+    ] = {}  # value -> its elements' other shapes
     kept: list[Operation] = []
     for op in operations:
         inputs = tuple([stands.get(v, v) for v in op.inputs])
@@ -111,6 +116,11 @@ def made_once(
             numbers = tuple([filled.get(w, w) for w in (named.get(v, v) for v in inputs)])
             key = op.kernel, numbers, made, op.remat, exact(op.params)
             first = known.setdefault(key, op.outputs)
+            if first is op.outputs and not fills and _reshapes(op, types):
+                before = shapes.get((inputs[0], op.remat), (inputs[0],))
+                first = next(((v,) for v in before if (types[v],) == made), first)
+                known[key] = first
+                shapes[op.outputs[0], op.remat] = (*before, op.outputs[0])
         if fills:
             filled.update(zip(op.outputs, first, strict=True))
         elif repeatable:
@@ -130,6 +140,31 @@ def made_once(
             in_files = dict.fromkeys(place for place in places if place.file)
             kept[k] = replace(op, places=tuple(in_files))
     return kept, [stands.get(v, v) for v in outputs]
+
+
+def _reshapes(op: Operation, types: Sequence[TensorType]) -> bool:
+    """Whether an operation gives the elements of its operand, in their row-major order, another
+    shape."""
+    if len(op.inputs) != 1 or len(op.outputs) != 1 or registry.meaning(op.kernel) == "layout":
+        return False
+    given, made = types[op.inputs[0]], types[op.outputs[0]]
+    if given.shape == made.shape or (given.size, given.dtype) != (made.size, made.dtype):
+        return False
+    own = _signature(op, types)
+    if own.elements != "kept" or own.stored or prod(own.extents) != made.size:
+        return False
+    read, written = own.inputs[0], own.outputs[0]
+    each = zip(_order(read, given.shape), _order(written, made.shape), own.extents, strict=True)
+    return not any(read.offset) and all(a == b for a, b, n in each if n > 1)
+
+
+def _order(projection: Projection, shape: Sequence[int]) -> list[int]:
+    """By how many elements of a tensor, in row-major order, each index dim moves."""
+    strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+    return [
+        sum(stride * row[e] for stride, row in zip(strides, projection.matrix, strict=True))
+        for e in range(projection.index_rank)
+    ]
 
 
 def _read_elsewhere(operations: Sequence[Operation], outputs: Sequence[int]) -> frozenset[int]:

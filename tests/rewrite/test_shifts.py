@@ -101,6 +101,13 @@ def deep(x: Array) -> Array:
     return jnp.pad(twice, [(1, 1), (0, 0)])
 
 
+#: A grid whose first and last rows follow rules of their own.
+BORDERS: dict[str, Function] = {
+    "differences to one side": lambda x: x - 0.1 * jnp.gradient(x, axis=0) ** 2,
+    "along both dims": lambda x: sum(jnp.gradient(jnp.sin(x))),
+    "gradient of both dims": gradient(lambda x: sum(jnp.gradient(x * x))),
+}
+
 PROGRAMS: dict[str, Function] = {
     "next token": next_token,
     "slice and pad": lambda x: jnp.pad(jnp.sin(x)[:-1], [(1, 0), (0, 0)]),
@@ -125,6 +132,7 @@ PROGRAMS: dict[str, Function] = {
     **{f"gradient of {f.__name__}": gradient(f) for f in (stencil, bordered, around, within, deep)},
     "gradient of steps": gradient(looped(bordered)),
     "gradient of next token": jax.grad(next_token),
+    **{name: BORDERS[name] for name in BORDERS},
 }
 
 
@@ -132,6 +140,23 @@ PROGRAMS: dict[str, Function] = {
 def test_shifts_have_the_rows_of_what_they_read(name: str) -> None:
     made = shifted(PROGRAMS[name], normal(N, M))
     assert not uneven(made), kernels(made)
+
+
+def single_rows(function: Function) -> bool:
+    """Whether the program with shifts makes rows one by one."""
+    made = shifted(function, normal(64, 64))
+    types = [g.values[v] for g in every(made) for op in g.operations for v in op.outputs]
+    return any(1 in t.shape for t in types)
+
+
+@pytest.mark.parametrize("name", BORDERS)
+def test_a_border_is_computed_with_the_rows_beside_it(name: str) -> None:
+    assert not single_rows(BORDERS[name])
+
+
+def test_rows_of_a_border_that_other_devices_have_are_made_one_by_one() -> None:
+    assert single_rows(lambda x: jnp.concatenate([jnp.tanh(x[20:21]) * x[:1], x[:-1]]))
+    assert single_rows(lambda x: jnp.concatenate([x[:-1], jnp.tanh(x[40:41])]))
 
 
 TWINS: dict[str, tuple[Function, Function]] = {
@@ -191,7 +216,9 @@ def programs(draw: st.DrawFn) -> Function:
     steps = draw(
         st.lists(
             st.tuples(
-                st.sampled_from(["slice", "pad", "zeros", "roll", "ends", "set", "sin", "add"]),
+                st.sampled_from(
+                    ["slice", "pad", "zeros", "roll", "ends", "set", "sin", "add", "border"]
+                ),
                 st.integers(0, 3),
                 st.integers(0, 3),
                 st.integers(0, 1),
@@ -223,6 +250,10 @@ def programs(draw: st.DrawFn) -> Function:
                 y = lax.dynamic_update_slice_in_dim(y, part, a, d)
             elif kind == "sin":
                 y = jnp.sin(y)
+            elif kind == "border" and a + b + 2 < n:
+                row, other = (lax.slice_in_dim(y, k, k + 1, axis=d) for k in (a, b))
+                rest = lax.slice_in_dim(y, 1, n, axis=d)
+                y = jnp.concatenate([row * jnp.cos(other), rest], d)
             elif kind == "add":
                 other = known[a % len(known)]
                 shape = tuple(map(min, y.shape, other.shape))

@@ -50,6 +50,20 @@ def test_what_has_a_name_is_what_it_names() -> None:
     assert compiled is not None and compiled.count(" tanh(") == 1
 
 
+def test_what_gets_its_shape_back_is_what_it_was() -> None:
+    def there_and_back(x: Array) -> Array:
+        apart = jnp.tanh(x).reshape(1, -1)
+        return apart.reshape(4, -1)[None].reshape(x.shape) + apart[0].reshape(x.shape)
+
+    assert kernels(there_and_back, X) == ["tanh", "add"]
+    assert kernels(lambda x: jnp.pad(jnp.tanh(x), 1, "edge"), X).count("broadcast_in_dim") == 0
+    # What repeats elements or orders them anew is another array.
+    assert "transpose" in kernels(
+        lambda x: x.reshape(4, 4, 16).swapaxes(0, 1).reshape(16, 16), X[:16]
+    )
+    assert "broadcast_in_dim" in kernels(lambda x: jnp.repeat(x[:1], 16, 0), X[:16])
+
+
 def test_what_differs_in_anything_stays_two() -> None:
     square = X[:16]
     assert kernels(lambda x: jnp.cumsum(x, 0) + jnp.cumsum(x, 1), square).count("cumsum") == 2

@@ -110,7 +110,10 @@ def _short_regions(
             continue
         (piece,) = moved.pieces
         for d, (n, m) in enumerate(zip(graph.values[piece.source].shape, moved.shape, strict=True)):
-            if not m < n or _NEAR * (n - m) > n or gcd(n, parts) <= gcd(m, parts):
+            if not m < n or gcd(n, parts) <= gcd(m, parts):
+                continue
+            near, thin = _NEAR * (n - m) <= n, _NEAR * m <= n
+            if not near and not thin:
                 continue
             for k in readers[v]:
                 op = graph.operations[k]
@@ -125,7 +128,10 @@ def _short_regions(
                 low = _least_moved(graph, known, region, n, n - m)
                 found = along(registry.signature_in(graph, op), op, v, Long(d, n, low))
                 again = Region(graph)
-                yield again if low and found and again.grown(k, *found) else region
+                if low and found and again.grown(k, *found):
+                    region = again
+                if near or _stays_near(graph, known, region, readers):
+                    yield region
 
 
 def _long_regions(
@@ -175,6 +181,36 @@ def _is_all_that_is_read(
                 last = piece.end[long.dim] - piece.offset[long.dim] + long.low
                 if first < 0 or last > long.extent:
                     return False
+    return True
+
+
+def _stays_near(
+    graph: BlockGraph, known: Mapping[int, Moved], region: Region, readers: Mapping[int, list[int]]
+) -> bool:
+    """Whether a region of few rows, as of the border of a grid, is computed element by element of
+    rows near by, and moved to places near by, so that devices that have these rows compute it."""
+    inside = [graph.operations[k] for k in region.inside]
+    if any(registry.signature_in(graph, op).fusion != "loop" for op in inside):
+        return False
+    made = {v for op in inside for v in op.outputs}
+    if not made.isdisjoint(graph.outputs):
+        return False
+    for v, long in region.reached.items():
+        if v in made:
+            outside = [graph.operations[k] for k in readers[v] if k not in region.inside]
+            moved = [u for op in outside for u in op.outputs]
+            if not known.keys() >= set(moved):
+                return False
+            places = [(known[u].shape, p) for u in moved for p in known[u].pieces if p.source == v]
+            far = [p.offset[long.dim] - long.low for _, p in places]
+        elif v in known:
+            places = [(graph.values[p.source].shape, p) for p in known[v].pieces]
+            far = [p.offset[long.dim] + long.low for _, p in places]
+        else:
+            return False
+        added = [shape[long.dim] - long.extent for shape, _ in places]
+        if any(_NEAR * abs(n) > long.extent for n in (*far, *added)):
+            return False
     return True
 
 
