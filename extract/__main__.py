@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError, TapestryError
-from tapestry_egg.extract.gym.extraction import METHODS
 from tapestry_egg.parallel.deadline import end_as_interrupted
 from tapestry_egg.parallel.executors import Lost, chosen, completed
 
@@ -40,13 +39,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = Asked(
         options.seconds,
         options.seed,
-        options.method,
         options.front,
         options.json,
         options.progress,
         options.gap,
         options.patience,
-        options.output is not None,
     )
     if not options.json and not options.front:
         print(_HEAD, flush=True)
@@ -158,10 +155,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--cluster", default="", metavar="ADDRESS", help="work on the Dask cluster of a scheduler"
     )
-    names = ["auto", *(m.name for m in METHODS)]
-    parser.add_argument("--method", choices=names, default="auto", help="default auto")
     parser.add_argument(
-        "--front", action="store_true", help="the front of cost and number of selected nodes"
+        "--front", action="store_true", help="the front of cost and memory of strategy graphs"
     )
     parser.add_argument("--progress", action="store_true", help="tell of every gain on stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object per file")

@@ -26,18 +26,15 @@ _LEAST = 1.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command asks of every file: how hard to work, and what to give; `files`: texts to
-    write are wanted."""
+    """What the command asks of every file: how hard to work, and what to give."""
 
     seconds: float = 60.0
     seed: int = 0
-    method: str = "auto"
     front: bool = False
     json: bool = False
     progress: bool = False
     gap: float = 0.0
     patience: float = float("inf")
-    files: bool = True
 
 
 @dataclass(frozen=True)
@@ -110,7 +107,7 @@ def _answered(path: str, document: Any, started: float, asked: Asked) -> Answer:
 
     if not asked.front:
         told = _tell if asked.progress else None
-        found = extract(problem, left, asked.seed, asked.method, told, asked.gap, asked.patience)
+        found = extract(problem, left, asked.seed, told, asked.gap, asked.patience)
         row = {
             "path": path,
             "name": problem.name,
@@ -131,22 +128,11 @@ def _answered(path: str, document: Any, started: float, asked: Asked) -> Answer:
             files[f"{problem.name}.json"] = json.dumps(written(found.choice), indent=1) + "\n"
         interrupted = "interrupted" in found.notes
         return Answer(_text(row, asked), files, row, "", not found.feasible, interrupted)
+    from tapestry_egg.extract.gym.memory_front import memory_front
+
     tell = _teller(problem.name) if asked.progress else None
-    if problem.sums:
-        from tapestry_egg.extract.gym.egraph.node_front import node_front
-
-        front = node_front(problem, left, asked.seed, told=tell)
-    else:
-        from tapestry_egg.extract.gym.memory_front import memory_front
-
-        front = memory_front(problem, left, asked.seed, told=tell)
-
-    def chosen(choice: Choice) -> dict[str, Any]:
-        return written(choice) if problem.sums else {"choices": written(choice)}
-
-    # Chosen nodes of e-graphs, of which long fronts have millions, are written or else printed.
-    both = not problem.sums or not asked.files
-    return _front(path, front, chosen, asked, both)
+    front = memory_front(problem, left, asked.seed, told=tell)
+    return _front(path, front, lambda choice: {"choices": written(choice)}, asked)
 
 
 def _saved(path: str, document: Any, started: float, asked: Asked) -> Answer:
@@ -159,9 +145,7 @@ def _saved(path: str, document: Any, started: float, asked: Asked) -> Answer:
     tell = _teller(name) if asked.progress else None
     front = problem_front(problem, name, left, tell, asked.gap, asked.patience)
     if asked.front:
-        return _front(
-            path, front, lambda rows: {"rows": problem_file.answer(problem, rows)}, asked, True
-        )
+        return _front(path, front, lambda rows: {"rows": problem_file.answer(problem, rows)}, asked)
     best = front.points[0]
     rows = json.dumps(problem_file.answer(problem, best.answer), indent=1) + "\n"
     row = {
@@ -184,15 +168,13 @@ def _saved(path: str, document: Any, started: float, asked: Asked) -> Answer:
 
 
 def _front(
-    path: str, front: Front, chosen: Callable[[Any], dict[str, Any]], asked: Asked, both: bool
+    path: str, front: Front, chosen: Callable[[Any], dict[str, Any]], asked: Asked
 ) -> Answer:
-    """A front as an answer; what is chosen is printed if it is in `both` places."""
-    files = {}
-    if asked.files and front.points:
-        files[f"{front.name}.front.json"] = json.dumps(front.document(chosen)) + "\n"
+    """A front as an answer."""
+    document = front.document(chosen)
+    files = {f"{front.name}.front.json": json.dumps(document) + "\n"} if front.points else {}
     text = "\n".join(front_lines(front))
     if asked.json:
-        document = front.document(chosen if both else lambda answer: {})
         text = json.dumps({"path": path, **document, "reason": front.reason})
     interrupted = INTERRUPTED in front.notes
     return Answer(text, files, failed=not front.points, interrupted=interrupted)

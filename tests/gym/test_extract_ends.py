@@ -19,7 +19,6 @@ from tapestry_egg.extract.__main__ import main
 from tapestry_egg.extract.answers import Answer, Asked, best_of
 from tapestry_egg.extract.gym import formats
 from tapestry_egg.extract.gym.choices import ChoiceProblem
-from tapestry_egg.extract.gym.egraph.node_front import node_front
 from tapestry_egg.extract.gym.extraction import Extraction, extract
 from tests.gym import and_or
 
@@ -172,21 +171,6 @@ def test_nothing_is_enough_before_there_is_an_answer() -> None:
     assert standing.enough(0.7, 1.0) == "the gap is small enough"
     standing.gained = time.perf_counter() - 10.0
     assert standing.enough(0.0, 1.0) == "nothing was gained"
-
-
-@pytest.mark.slow
-def test_a_front_tells_of_itself_and_keeps_what_an_interruption_leaves() -> None:
-    said: list[str] = []
-
-    def stop(text: str) -> None:
-        said.append(text)
-        if len(said) == 2:
-            raise KeyboardInterrupt
-
-    front = node_front(cover(), 6.0, widest=0, told=stop)
-    assert len(front) >= 1 and front.epsilon > 0 and "interrupted" in front.notes[0]
-    for word in ("front ", "best ", "bound ", "gap "):
-        assert word in said[0]
 
 
 def test_a_front_takes_one_seed(tmp_path: Path) -> None:
