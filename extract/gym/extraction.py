@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from importlib import import_module
 from math import inf
 
 from tapestry_egg.errors import ExtractError
@@ -140,13 +141,9 @@ def extract(
     found.notes += problem.remarks
     deadline = found.started + seconds
     if problem.sums:
-        from .egraph.method import run
-
-        found.method = "and-or"
+        found.method, module = "and-or", "egraph.method"
     elif problem.network:
-        from .memory_front import run
-
-        found.method = "network"
+        found.method, module = "network", "memory_front"
     else:
         raise ExtractError(
             "costs of pairs or limits where choices need others",
@@ -154,6 +151,7 @@ def extract(
             hint="Give costs of nodes alone, or a problem in which every class chooses.",
         )
     try:
+        run = import_module(f".{module}", __package__).run  # loaded on use
         over = (lambda: bool(found.enough(gap, patience))) if gap or patience < inf else None
         with ends_at(deadline, over):
             run(found, deadline, seed)
