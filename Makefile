@@ -62,10 +62,10 @@ test: $(READY)
 test-fast: $(READY)
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not long"
 
-# Dask's cluster and Graphviz: what some tests are skipped without; others want a Chromium
-# and Node of the distribution.
+# Graphviz: what some tests are skipped without; others want a Chromium and Node of the
+# distribution.
 test-all: $(READY) lint docs
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[cluster,plot,smt]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[plot,smt]'
 	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal --hypothesis-profile=draws
 
 # Broken links and docstrings that do not read are errors. Nothing in the site loads from elsewhere.

@@ -2,7 +2,6 @@
 
     python -m benchmarks.bench_gym FOLDER --seconds 10             # or TAPESTRY_GYM=FOLDER
     python -m benchmarks.bench_gym FOLDER --seconds 10 --baselines
-    python -m benchmarks.bench_gym FOLDER --seconds 60 --front
 
 The folder has egraph-serialize files (.json or .json.gz, in folders), as extraction-gym's
 (github.com/egraphs-good/extraction-gym), and may have a `best_known.json`: file -> {"best",
@@ -29,6 +28,8 @@ from typing import Any
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.gym import formats
 from tapestry_egg.extract.gym.check import evaluate
+from tapestry_egg.extract.gym.egraph.form import working_form
+from tapestry_egg.extract.gym.egraph.greedy import cost_of, greedy_dag
 
 from . import textbook
 
@@ -53,8 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     files = [p for p in files if options.only in str(p.relative_to(root))]
     known = root / "best_known.json"
     best = json.loads(known.read_text()) if known.is_file() else {}
-    if options.front:
-        return _fronts(files, root, options.seconds)
     rows = []
     print(_HEAD + ("  highs             cp-sat" if options.baselines else ""), flush=True)
     for path in files:
@@ -138,13 +137,12 @@ def _unzipped(path: Path) -> bytes:
 
 def _greedy(path: Path) -> float | None:
     """The value of greedy-DAG on the e-graph as it is."""
-    from tapestry_egg.extract.gym.extraction import extract
-
     try:
-        found = extract(formats.read(path)[0], seconds=60.0, method="greedy-dag")
+        problem = formats.read(path)[0]
     except TapestryError:
         return None
-    return float(found.value) if found.feasible else None
+    chosen = greedy_dag(form := working_form(problem), time.perf_counter() + 60.0)
+    return None if chosen is None else cost_of(form, chosen) / form.scale
 
 
 def _one(solver: str, path: str, seconds: float) -> int:
@@ -237,55 +235,6 @@ def _total(solver: str, files: Sequence[tuple[bool, float]], seconds: float) -> 
     return f"  {solver:8} {solved:4} of {len(files)} {spent:9.1f} s"
 
 
-def _fronts(files: Sequence[Path], root: Path, seconds: float) -> int:
-    """Fronts of cost and number of nodes, each point recomputed from what was written of it.
-
-    `epsilon` is proven: no answer is better than all points when their values grow by that share.
-    `gap` is the widest of a point's cost above its bound, `open` how many points have one.
-    """
-    print(
-        f"{'file':46} {'points':>6} {'exact':5} {'epsilon':>9} {'gap':>9} {'open':>5} "
-        f"{'method':12} {'seconds':>8}"
-    )
-    exact = certified = 0
-    for path in files:
-        with tempfile.TemporaryDirectory() as out:
-            command = [sys.executable, "-m", "tapestry_egg.extract", str(path), "--front", "--json"]
-            command += ["--seconds", str(seconds), "-o", out]
-            front = _last_line(subprocess.run(command, capture_output=True, text=True))
-            for written in Path(out).glob("*.json"):
-                for p in json.loads(written.read_text())["points"]:
-                    value = _recomputed(path, p)
-                    if not math.isclose(value, p["values"][0], rel_tol=1e-9, abs_tol=1e-9):
-                        raise SystemExit(f"{path}: written {p['values']}, the nodes cost {value}")
-        points = front.get("points", ())
-        gaps = [_gap(p["values"][0], p["bound"]) for p in points]
-        epsilon = front.get("epsilon")
-        exact += bool(front.get("exact"))
-        certified += epsilon is not None
-        print(
-            f"{str(path.relative_to(root))[-46:]:46} {len(points):>6} "
-            f"{'yes' if front.get('exact') else 'no':5} {_percent(epsilon):>9} "
-            f"{_percent(max(gaps, default=None)):>9} {sum(g > 0 for g in gaps):>5} "
-            f"{front.get('method', ''):12} {front.get('seconds', 0.0):>8.2f} "
-            f"{front.get('error', '') or front.get('reason', '')}",
-            flush=True,
-        )
-    print(f"\n{len(files)} files, {exact} exact, {certified} with a proven epsilon")
-    return 0
-
-
-def _gap(value: float, bound: float | None) -> float:
-    """The share by which a value is above its bound."""
-    if bound is None:
-        return math.inf
-    return max(0.0, value - bound) / max(abs(bound), 1e-300)
-
-
-def _percent(share: float | None) -> str:
-    return "-" if share is None or math.isinf(share) else f"{share:.3%}"
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.bench_gym", description=__doc__.splitlines()[0]
@@ -296,7 +245,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help="files whose path contains this")
     parser.add_argument("--baselines", action="store_true", help="HiGHS and CP-SAT beside ours")
     parser.add_argument("--no-greedy", action="store_true", help="without greedy-DAG")
-    parser.add_argument("--front", action="store_true", help="fronts of cost and selected nodes")
     parser.add_argument("--one", choices=("highs", "cp-sat"), help=argparse.SUPPRESS)
     return parser
 

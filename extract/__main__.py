@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
 from pathlib import Path
 
 from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError, TapestryError
-from tapestry_egg.extract.gym.extraction import METHODS
 from tapestry_egg.parallel.deadline import end_as_interrupted
-from tapestry_egg.parallel.executors import Lost, chosen, completed
 
-from .answers import (
-    Answer,
-    Asked,
-    answer_file,
-    answer_from,
-    answer_plainly,
-    best_of,
-    no_answer,
-)
+from .answers import Answer, Asked, answer_file, no_answer
 
 _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'proven':6} method"
 
@@ -30,29 +19,25 @@ _HEAD = f"{'file':40} {'value':>16} {'bound':>16} {'gap':>8} {'seconds':>8} {'pr
 def main(arguments: Sequence[str] | None = None) -> int:
     """Extract from each file in order; returns 0 when every file has an answer, 1 when one has
     none, 130 after an interruption, whose best answers are printed and written all the same."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.front and options.seeds > 1:
-        parser.error("--front takes one seed")
+    options = _parser().parse_args(arguments)
     end_as_interrupted()
     if options.output is not None:
         options.output.mkdir(parents=True, exist_ok=True)
     asked = Asked(
         options.seconds,
         options.seed,
-        options.method,
         options.front,
         options.json,
         options.progress,
         options.gap,
         options.patience,
-        options.output is not None,
     )
     if not options.json and not options.front:
         print(_HEAD, flush=True)
     failed = interrupted = False
     try:
-        for answer in _answers(options, asked):
+        for path in options.paths:
+            answer = _answer(path, asked)
             failed = failed or answer.failed
             interrupted = interrupted or answer.interrupted
             if answer.error and not options.json:
@@ -62,70 +47,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.output is not None:
                 for name, text in answer.files.items():
                     write_atomic(options.output / name, text)
-            if interrupted and options.workers == 1:
+            if interrupted:
                 break
     except KeyboardInterrupt:
         interrupted = True
-    except TapestryError as error:  # the cluster, or the folder of the answers
+    except TapestryError as error:  # the folder of the answers
         print(error, file=sys.stderr)
         failed = True
     return 130 if interrupted else int(failed)
 
 
-def _answers(options: argparse.Namespace, asked: Asked) -> Iterator[Answer]:
-    """The answer of every file, in order, each the best of all seeds."""
-    seeds = [replace(asked, seed=asked.seed + k) for k in range(options.seeds)]
-    if options.workers == 1 and not options.cluster:
-        for path in options.paths:
-            yield best_of([_here(path, one) for one in seeds], asked)
-        return
-    calls = []
-    found: dict[int, Answer] = {}
-    for k, path in enumerate(options.paths):
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            found |= {
-                k * len(seeds) + s: _failed(path, f"cannot be read: {error}", asked)
-                for s in range(len(seeds))
-            }
-            continue
-        calls += [
-            (k * len(seeds) + s, (str(path), data, asdict(one))) for s, one in enumerate(seeds)
-        ]
-    at = 0
-
-    def ready() -> Iterator[Answer]:
-        nonlocal at
-        while all(k in found for k in range(at, at + len(seeds))) and found:
-            yield best_of([found.pop(k) for k in range(at, at + len(seeds))], asked)
-            at += len(seeds)
-
-    with chosen(options.workers, options.cluster) as pool:
-        try:
-            for n, told in completed(pool, answer_plainly, [call for _, call in calls]):
-                number, (path, *_) = calls[n]
-                if not isinstance(told, Lost):
-                    found[number] = answer_from(told)
-                elif not told.again:
-                    found[number] = _failed(path, f"{told.reason}, twice", asked)
-                yield from ready()
-        except KeyboardInterrupt:
-            for k in sorted(found):  # of later files than one that has no answer
-                yield found[k]
-            raise
-    yield from ready()
-
-
-def _here(path: Path, asked: Asked) -> Answer:
+def _answer(path: Path, asked: Asked) -> Answer:
     try:
         return answer_file(str(path), path.read_bytes(), asked)
     except OSError as error:
-        return _failed(path, f"cannot be read: {error}", asked)
-
-
-def _failed(path: Path | str, what: str, asked: Asked) -> Answer:
-    return no_answer(str(path), str(ExtractError(what, where=str(path))), asked)
+        failure = ExtractError(f"cannot be read: {error}", where=str(path))
+        return no_answer(str(path), str(failure), asked)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -151,17 +88,8 @@ def _parser() -> argparse.ArgumentParser:
         help="stop after so long without a better answer or bound",
     )
     parser.add_argument("--seed", type=int, default=0, help="default 0")
-    parser.add_argument("--seeds", type=int, default=1, help="the best of so many; default 1")
     parser.add_argument(
-        "--workers", "-j", type=int, default=1, metavar="N", help="files and seeds at a time"
-    )
-    parser.add_argument(
-        "--cluster", default="", metavar="ADDRESS", help="work on the Dask cluster of a scheduler"
-    )
-    names = ["auto", *(m.name for m in METHODS)]
-    parser.add_argument("--method", choices=names, default="auto", help="default auto")
-    parser.add_argument(
-        "--front", action="store_true", help="the front of cost and number of selected nodes"
+        "--front", action="store_true", help="the front of cost and memory of strategy graphs"
     )
     parser.add_argument("--progress", action="store_true", help="tell of every gain on stderr")
     parser.add_argument("--json", action="store_true", help="one JSON object per file")

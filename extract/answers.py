@@ -1,15 +1,12 @@
-"""Answers to the files of the extractor's command: what is printed of each, and what is written.
-
-A file's answer is plain data, so that files and seeds can be answered by workers.
-"""
+"""Answers to the files of the extractor's command: what is printed of each, and what is written."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tapestry_egg.errors import TapestryError
@@ -26,61 +23,27 @@ _LEAST = 1.0
 
 @dataclass(frozen=True)
 class Asked:
-    """What the command asks of every file: how hard to work, and what to give; `files`: texts to
-    write are wanted."""
+    """What the command asks of every file: how hard to work, and what to give."""
 
     seconds: float = 60.0
     seed: int = 0
-    method: str = "auto"
     front: bool = False
     json: bool = False
     progress: bool = False
     gap: float = 0.0
     patience: float = float("inf")
-    files: bool = True
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What to print of a file, the texts to write by file name, the row of its single answer, and
-    what went wrong: an error, no answer, an interruption."""
+    """What to print of a file, the texts to write by file name, and what went wrong: an error, no
+    answer, an interruption."""
 
     text: str = ""
     files: Mapping[str, str] = field(default_factory=dict)
-    row: Mapping[str, Any] | None = None
     error: str = ""
     failed: bool = False
     interrupted: bool = False
-
-
-def answer_plainly(path: str, data: bytes, asked: dict[str, Any]) -> str:
-    """`answer_file` for workers, as JSON: its numbers may be of any size."""
-    return json.dumps(asdict(answer_file(path, data, Asked(**asked))))
-
-
-def answer_from(said: str) -> Answer:
-    """The answer of `answer_plainly`."""
-    return Answer(**json.loads(said))
-
-
-def best_of(answers: Sequence[Answer], asked: Asked) -> Answer:
-    """The best of one file's answers from several seeds, with the best bound of all."""
-    rows = [a.row for a in answers if a.row is not None]
-    good = [a for a in answers if a.row is not None and a.row["feasible"]]
-    if not good:
-        return answers[0]
-    least = min(good, key=lambda a: next(iter(a.row["values"].values())))  # type: ignore[index]
-    bounds = [row["bound"] for row in rows if row["bound"] is not None]
-    best = dict(least.row or {})
-    value = next(iter(best["values"].values()))
-    if bounds:
-        best["bound"] = bound = max(bounds)
-        best["gap"] = max(0.0, value - bound) / max(abs(value), 1e-300)
-    best["proven"] = any(row["proven"] for row in rows)
-    best["seconds"] = max(row["seconds"] for row in rows)
-    return replace(
-        least, row=best, text=_text(best, asked), interrupted=any(a.interrupted for a in answers)
-    )
 
 
 def answer_file(path: str, data: bytes, asked: Asked) -> Answer:
@@ -110,7 +73,7 @@ def _answered(path: str, document: Any, started: float, asked: Asked) -> Answer:
 
     if not asked.front:
         told = _tell if asked.progress else None
-        found = extract(problem, left, asked.seed, asked.method, told, asked.gap, asked.patience)
+        found = extract(problem, left, asked.seed, told, asked.gap, asked.patience)
         row = {
             "path": path,
             "name": problem.name,
@@ -130,23 +93,12 @@ def _answered(path: str, document: Any, started: float, asked: Asked) -> Answer:
         if found.choice is not None:
             files[f"{problem.name}.json"] = json.dumps(written(found.choice), indent=1) + "\n"
         interrupted = "interrupted" in found.notes
-        return Answer(_text(row, asked), files, row, "", not found.feasible, interrupted)
+        return Answer(_text(row, asked), files, "", not found.feasible, interrupted)
+    from tapestry_egg.extract.gym.memory_front import memory_front
+
     tell = _teller(problem.name) if asked.progress else None
-    if problem.sums:
-        from tapestry_egg.extract.gym.egraph.node_front import node_front
-
-        front = node_front(problem, left, asked.seed, told=tell)
-    else:
-        from tapestry_egg.extract.gym.memory_front import memory_front
-
-        front = memory_front(problem, left, asked.seed, told=tell)
-
-    def chosen(choice: Choice) -> dict[str, Any]:
-        return written(choice) if problem.sums else {"choices": written(choice)}
-
-    # Chosen nodes of e-graphs, of which long fronts have millions, are written or else printed.
-    both = not problem.sums or not asked.files
-    return _front(path, front, chosen, asked, both)
+    front = memory_front(problem, left, asked.seed, told=tell)
+    return _front(path, front, lambda choice: {"choices": written(choice)}, asked)
 
 
 def _saved(path: str, document: Any, started: float, asked: Asked) -> Answer:
@@ -159,9 +111,7 @@ def _saved(path: str, document: Any, started: float, asked: Asked) -> Answer:
     tell = _teller(name) if asked.progress else None
     front = problem_front(problem, name, left, tell, asked.gap, asked.patience)
     if asked.front:
-        return _front(
-            path, front, lambda rows: {"rows": problem_file.answer(problem, rows)}, asked, True
-        )
+        return _front(path, front, lambda rows: {"rows": problem_file.answer(problem, rows)}, asked)
     best = front.points[0]
     rows = json.dumps(problem_file.answer(problem, best.answer), indent=1) + "\n"
     row = {
@@ -180,19 +130,17 @@ def _saved(path: str, document: Any, started: float, asked: Asked) -> Answer:
         "notes": list(front.notes),
     }
     interrupted = INTERRUPTED in front.notes
-    return Answer(_text(row, asked), {f"{name}.json": rows}, row, interrupted=interrupted)
+    return Answer(_text(row, asked), {f"{name}.json": rows}, interrupted=interrupted)
 
 
 def _front(
-    path: str, front: Front, chosen: Callable[[Any], dict[str, Any]], asked: Asked, both: bool
+    path: str, front: Front, chosen: Callable[[Any], dict[str, Any]], asked: Asked
 ) -> Answer:
-    """A front as an answer; what is chosen is printed if it is in `both` places."""
-    files = {}
-    if asked.files and front.points:
-        files[f"{front.name}.front.json"] = json.dumps(front.document(chosen)) + "\n"
+    """A front as an answer."""
+    document = front.document(chosen)
+    files = {f"{front.name}.front.json": json.dumps(document) + "\n"} if front.points else {}
     text = "\n".join(front_lines(front))
     if asked.json:
-        document = front.document(chosen if both else lambda answer: {})
         text = json.dumps({"path": path, **document, "reason": front.reason})
     interrupted = INTERRUPTED in front.notes
     return Answer(text, files, failed=not front.points, interrupted=interrupted)

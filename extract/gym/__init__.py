@@ -2,5 +2,5 @@
 
 In: files (`formats/`), or problems of this package. Out: an answer or a front, certified. Nothing
 that plans programs imports it. `choices.py` is the problem, `check.py` what checks an answer,
-`extraction.py` the table of methods, `fronts.py` what fronts share.
+`extraction.py` the best answer so far, `fronts.py` what fronts share.
 """

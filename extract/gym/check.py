@@ -18,11 +18,10 @@ from .choices import Choice, ChoiceProblem, Column, Number
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a choice costs, how many nodes it has, the most memory that it takes at any time, and
-    what is wrong with it (empty: nothing)."""
+    """What a choice costs, the most memory that it takes at any time, and what is wrong with it
+    (empty: nothing)."""
 
     cost: Number
-    nodes: int
     peak: int
     violations: tuple[str, ...]
 
@@ -43,7 +42,7 @@ def evaluate(problem: ChoiceProblem, choice: Choice, limited: bool = True) -> Ev
     picked: list[int] = choice.node.tolist()
     if len(picked) != len(problem.classes):
         what = f"{len(picked)} entries for {len(problem.classes)} classes"
-        return Evaluation(inf, 0, 0, (what,))
+        return Evaluation(inf, 0, (what,))
     active = _active(problem, picked, wrong)
     chosen = [picked[c] for c in sorted(active) if picked[c] >= 0]
     for n in chosen:
@@ -58,7 +57,7 @@ def evaluate(problem: ChoiceProblem, choice: Choice, limited: bool = True) -> Ev
     limit = problem.usage.limit
     if limited and limit is not None and peak > limit:
         wrong.append(f"{peak} is used at time {moment}, the limit is {limit}")
-    return Evaluation(total, len(chosen), peak, tuple(wrong))
+    return Evaluation(total, peak, tuple(wrong))
 
 
 def _total(costs: Column, at: list[int]) -> int | Fraction:

@@ -1,4 +1,4 @@
-"""Extraction: the table of methods, and the best answer so far that they report to.
+"""Extraction: the best answer so far, and the two methods that report to it.
 
 A method is a function of (extraction, deadline, seed) that offers choices and bounds until it has
 proven its answer or the deadline (`time.perf_counter`) has come. Every choice that is offered is
@@ -122,45 +122,10 @@ class Extraction:
         return ""
 
 
-@dataclass(frozen=True)
-class Method:
-    """One way to answer a choice problem: a function of a module, which is loaded on use."""
-
-    name: str
-    optimal_for: str
-    module: str
-    function: str
-    unfit: Callable[[ChoiceProblem], str]  # why it cannot take a problem; empty where it can
-
-
-def _not_sums(problem: ChoiceProblem) -> str:
-    return "" if problem.sums else "pairs and limits are beyond it"
-
-
-def _no_network(problem: ChoiceProblem) -> str:
-    return "" if problem.network else "choices need others"
-
-
-_EGRAPHS = "egraph.node_front"
-
-#: In the order in which the automatic choice asks.
-METHODS = (
-    Method("and-or", "DAG cost", _EGRAPHS, "automatic", _not_sums),
-    Method(
-        "network", "costs of pairs under limits, where small", "memory_front", "run", _no_network
-    ),
-    Method("elimination", "DAG cost at a small treewidth", _EGRAPHS, "elimination", _not_sums),
-    Method("milp", "DAG cost", _EGRAPHS, "milp", _not_sums),
-    Method("greedy-dag", "nothing; fast", _EGRAPHS, "greedy", _not_sums),
-    Method("bottom-up", "tree cost, of costs above zero", _EGRAPHS, "tree", _not_sums),
-)
-
-
 def extract(
     problem: ChoiceProblem,
     seconds: float = 60.0,
     seed: int = 0,
-    method: str = "auto",
     told: Callable[[Extraction], None] | None = None,
     gap: float = 0.0,
     patience: float = inf,
@@ -170,15 +135,23 @@ def extract(
     The search ends earlier if the choice is within the share `gap` of its bound, and after
     `patience` seconds without a better choice or bound (both only in a main thread).
     `told` is called with every better choice or bound. An interruption (Ctrl-C) ends the search and
-    keeps what was found. Raises ExtractError for an unknown method, or one that is unfit.
+    keeps what was found. Raises ExtractError for a problem that no method takes.
     """
     found = Extraction(problem.verify(), told or (lambda extraction: None))
     found.notes += problem.remarks
     deadline = found.started + seconds
-    chosen = choose(problem, method)
-    found.method = chosen.name
+    if problem.sums:
+        found.method, module = "and-or", "egraph.method"
+    elif problem.network:
+        found.method, module = "network", "memory_front"
+    else:
+        raise ExtractError(
+            "costs of pairs or limits where choices need others",
+            where=f"choice problem {problem.name}",
+            hint="Give costs of nodes alone, or a problem in which every class chooses.",
+        )
     try:
-        run = getattr(import_module(f".{chosen.module}", __package__), chosen.function)
+        run = import_module(f".{module}", __package__).run  # loaded on use
         over = (lambda: bool(found.enough(gap, patience))) if gap or patience < inf else None
         with ends_at(deadline, over):
             run(found, deadline, seed)
@@ -190,23 +163,3 @@ def extract(
         found.notes.append("interrupted")
     found.seconds = time.perf_counter() - found.started
     return found
-
-
-def choose(problem: ChoiceProblem, method: str = "auto") -> Method:
-    """The method of a name, or for `auto` the first that fits.
-
-    Raises ExtractError where there is none.
-    """
-    reasons = []
-    for m in METHODS:
-        if method in ("auto", m.name):
-            reason = m.unfit(problem)
-            if not reason:
-                return m
-            reasons.append(f"{m.name}: {reason}")
-    names = ", ".join(m.name for m in METHODS)
-    raise ExtractError(
-        f"no method {method!r} for this problem" if reasons else f"unknown method {method!r}",
-        where=f"choice problem {problem.name}",
-        hint="; ".join(reasons) or f"Methods are auto, {names}.",
-    )

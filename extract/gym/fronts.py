@@ -1,8 +1,7 @@
 """Fronts of choice problems: their points, what may be missing, and where to search next.
 
-A sweep solves one limit on a second objective after another. A bound that was proven within a limit
-holds within all smaller ones, and at a price of the second objective it rises from there as the
-limit falls. Every point is recomputed by the checker.
+A sweep solves one limit on memory after another. A bound that was proven within a limit holds
+within all smaller ones. Every point is recomputed by the checker.
 """
 
 from __future__ import annotations
@@ -22,14 +21,14 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tapestry_egg.parallel.executors import INTERRUPTED
 
-from .check import Evaluation, evaluate
+from .check import evaluate
 from .choices import Choice, ChoiceProblem, Number
 
 # What may be missing counts less by a factor for every try in vain, and this much at most.
 _VAIN, _MOST = 0.5, 10.0
 
-# Relative error of a bound.
-_ROUNDING = 1e-12
+# Relative error of a bound, and of costs that are the same.
+_ROUNDING, _SAME = 1e-12, 1e-9
 
 # The stretch between two points is searched for its widest gap in so many parts.
 _PARTS = 24
@@ -118,8 +117,8 @@ def plain(value: Number) -> int | float | None:
 
 @dataclass(frozen=True)
 class Gap:
-    """A stretch of the second objective, from the point `low` on and below the point `high`, in
-    which an answer may be missing: by what share, and the limit to search within."""
+    """A stretch of peaks, from the point `low` on and below the point `high`, in which an answer
+    may be missing: by what share, and the limit to search within."""
 
     epsilon: float
     limit: int
@@ -129,26 +128,22 @@ class Gap:
 
 @dataclass
 class Sweep:
-    """The work on one front of cost and a `second` objective, and what has come of it.
+    """The work on one front of cost and peak memory, and what has come of it.
 
-    No answer has more than `top` of the second. Costs closer than the share `same` are not told
-    apart. `told` hears how it stands after every search.
+    No answer has a peak above `top`. `told` hears how it stands after every search.
     """
 
     problem: ChoiceProblem
-    second: Callable[[Evaluation], int]
     top: int
     deadline: float
-    same: float
     told: Callable[[str], None] | None = None
-    found: dict[tuple[int, Number], Choice] = field(default_factory=dict)  # by second and cost
-    cuts: list[tuple[float, float, float]] = field(default_factory=list)
+    found: dict[tuple[int, Number], Choice] = field(default_factory=dict)  # by peak and cost
+    cuts: list[tuple[float, float]] = field(default_factory=list)  # least cost, up to which peak
     tries: dict[int, int] = field(default_factory=dict)
-    whole: bool = False  # every answer is dominated by one of those found
     reason: str = "no answer was found in time"
     begun: float = field(default_factory=time.perf_counter)
 
-    def front(self, run: Callable[[], None], objective: str, method: str) -> Front:
+    def front(self, run: Callable[[], None]) -> Front:
         """What `run` finds until the deadline or an interruption (Ctrl-C), and what may be missing.
 
         Raises ExtractError for an answer that is none.
@@ -167,10 +162,10 @@ class Sweep:
             gaps = self.gaps()
         return Front(
             self.problem.name,
-            ("cost", objective),
+            ("cost", "peak"),
             tuple(sorted(points, key=lambda p: p.values)),
-            gaps[0].epsilon if gaps else 0.0 if points or self.whole else math.inf,
-            "elimination" if self.whole else method,
+            gaps[0].epsilon if gaps else 0.0 if points else math.inf,
+            "network",
             time.perf_counter() - self.begun,
             "" if points else self.reason,
             notes,
@@ -182,7 +177,7 @@ class Sweep:
         return min(self.deadline, now + share * (self.deadline - self.begun))
 
     def keep(self, choice: Choice) -> tuple[int, Number]:
-        """Note an answer; returns its second value and its cost."""
+        """Note an answer; returns its peak and its cost."""
         found = evaluate(self.problem, choice, limited=False)
         if not found.feasible:
             raise ExtractError(
@@ -190,7 +185,7 @@ class Sweep:
                 where=f"front of {self.problem.name}",
                 hint="This is a defect of tapestry-egg; please report the file.",
             )
-        values = self.second(found), found.cost
+        values = found.peak, found.cost
         self.found.setdefault(values, choice)
         return values
 
@@ -202,10 +197,10 @@ class Sweep:
             gap = max(gaps, key=lambda g: min(g.epsilon, _MOST) * _VAIN ** tries.get(g.limit, 0))
             visit(gap, share * (1 + tries.get(gap.limit, 0)))
 
-    def prove(self, least: float, price: float = 0.0, most: float = math.inf) -> None:
-        """Note that every answer costs `least` or more, less the `price` for each of the second, if
-        it has no more than `most` of that; an infinite cost says that there is none."""
-        self.cuts.append((least, price, most))
+    def prove(self, least: float, most: float) -> None:
+        """Note that every answer with a peak of `most` or less costs `least` or more; an infinite
+        cost says that there is none."""
+        self.cuts.append((least, most))
 
     def tell(self, what: str = "") -> None:
         """Say how it stands."""
@@ -220,18 +215,16 @@ class Sweep:
         )
 
     def points(self) -> list[tuple[int, Number]]:
-        """(second, cost) of what no other dominates, by rising second value."""
+        """(peak, cost) of what no other dominates, by rising peak."""
         found = list(self.found)
         return [found[i] for i in pareto.non_dominated(found)]
 
     def gaps(self) -> list[Gap]:
         """Where what is missing may be nearer to the origin, the widest first.
 
-        An answer whose second value is at least one point's and below the next one's is dominated
-        by one of them once its values grow by the share that is told.
+        An answer whose peak is at least one point's and below the next one's is dominated by one of
+        them once its values grow by the share that is told.
         """
-        if self.whole:
-            return []
         found = []
         ends: Sequence[tuple[int, Number]] = [
             (0, math.inf),
@@ -257,19 +250,14 @@ class Sweep:
                 found.append(widest if last in self.tries else replace(widest, limit=last))
         return sorted(found, key=lambda g: -g.epsilon)
 
-    def _bound(self, second: int, value: Number) -> Number:
-        """What every answer of so much at most costs at least; `value` where that may not differ
-        from it."""
-        if self.whole:
-            return value
-        least, price, most = np.array([(-math.inf, 0.0, math.inf), *self.cuts]).T
-        taken = price * second
-        with np.errstate(invalid="ignore"):  # infinite values
-            every = least - taken - _ROUNDING * (np.abs(least) + taken)
-        every[least == math.inf] = math.inf
-        bound = float(every[second <= most].max())
+    def _bound(self, peak: int, value: Number) -> Number:
+        """What every answer of such a peak at most costs at least; `value` where that may not
+        differ from it."""
+        bound = max((least for least, most in self.cuts if peak <= most), default=-math.inf)
+        if math.isfinite(bound):
+            bound -= _ROUNDING * abs(bound)
         step = 1.0 if self.problem.integral else 0.0
-        if math.inf > value and bound > value - max(step, self.same * abs(float(value))):
+        if math.inf > value and bound > value - max(step, _SAME * abs(float(value))):
             return value
         return self.problem.least(bound)
 

@@ -47,9 +47,9 @@ def memory_front(
             hint="Give the limit of which shares are to be tried.",
         )
     deadline = time.perf_counter() + seconds
-    sweep = Sweep(problem, lambda e: e.peak, most_peak(problem), deadline, 1e-9, told)
+    sweep = Sweep(problem, most_peak(problem), deadline, told)
     work = _Work(sweep, problem.usage.limit, seed)
-    return sweep.front(work.run, "peak", "network")
+    return sweep.front(work.run)
 
 
 class _Work:
@@ -155,7 +155,7 @@ _ENDING = 5.0
 
 
 def run(extraction: Extraction, deadline: float, seed: int) -> None:
-    """Answer a problem by the deadline (`time.perf_counter`), as a method of the table."""
+    """Answer a problem of pairs and limits by the deadline (`time.perf_counter`)."""
     problem = extraction.problem
     offered, due = math.inf, 0.0
 

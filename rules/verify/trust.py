@@ -14,7 +14,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -45,14 +45,14 @@ _RARELY = 100_000
 Finding: TypeAlias = "Verdict | RuleError | None"
 
 
-def ensure_verified(books: Iterable[RuleBook], executor: Executor | None = None) -> None:
+def ensure_verified(books: Iterable[RuleBook]) -> None:
     """Verify the rules that have not been yet, several at a time.
 
     Raises RuleRefused for the first that fails, in the order of the books.
     """
     known = receipts()
     rules = [rule for book in books for rule in book.rules if content(rule) not in known]
-    for found in verified_all(rules, executor=executor) if rules else ():
+    for found in verified_all(rules) if rules else ():
         if isinstance(found, RuleError):
             raise found
 
@@ -68,13 +68,11 @@ def verified(rule: Rule, again: bool = False) -> Verdict | None:
     return found
 
 
-def verified_all(
-    rules: Sequence[Rule], again: bool = False, executor: Executor | None = None
-) -> list[Finding]:
+def verified_all(rules: Sequence[Rule], again: bool = False) -> list[Finding]:
     """`verified` of every rule, in their order, what it raises among them.
 
-    What is not in the cache is tried in processes of this machine, or by the executor given; rules
-    for kernels that only this process knows are tried here. All give the same verdicts.
+    What is not in the cache is tried in processes of this machine; rules for kernels that only this
+    process knows are tried here. Both give the same verdicts.
     """
     found: dict[int, Finding] = {}
     if not again:
@@ -89,8 +87,8 @@ def verified_all(
     trying = [k for k in left if rules[k].ruleset in PROGRAM_RULESETS]
     # Those that take longest begin first, so that all processes end at about one time.
     trying.sort(key=lambda k: -rules[k].egg.count("(Op"))
-    if not registry.added() and (executor is not None or len(trying) > _FEW):
-        with nullcontext(executor) if executor is not None else Processes() as pool:
+    if not registry.added() and len(trying) > _FEW:
+        with Processes() as pool:
             tried = _elsewhere(rules, trying, pool)
     for k in left:
         if k not in tried:

@@ -108,9 +108,6 @@ Out = Annotated[
 Workers = Annotated[
     int | None, typer.Option("--workers", "-j", min=1, help="Processes at a time; default: all.")
 ]
-Cluster = Annotated[
-    str, typer.Option(metavar="ADDRESS", help="Work on the Dask cluster of this scheduler instead.")
-]
 
 
 def complain(message: str) -> None:

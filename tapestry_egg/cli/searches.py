@@ -17,7 +17,6 @@ from tapestry_egg.printable import printable
 
 from . import report as reports
 from .console import (
-    Cluster,
     Idle,
     Json,
     Kernels,
@@ -99,7 +98,6 @@ def optimize(
         float | None, typer.Option(min=0.0, help="Stop after so many seconds without gain.")
     ] = None,
     workers: Workers = None,
-    cluster: Cluster = "",
     report: Annotated[
         str,
         typer.Option(
@@ -124,11 +122,11 @@ def optimize(
 
     Writes NAME.front.json and its picture NAME.front.svg for each, and prints a line per graph.
     Run it again after an interruption, or with more graphs: what is there and current is skipped.
-    With --workers or --cluster, several graphs are done at a time; the mesh shapes of one graph
-    always are. An interruption keeps the best that was found until then.
+    With --workers, several graphs are done at a time. An interruption keeps the best that was found
+    until then.
     """
     from tapestry_egg.machine.target import load_target
-    from tapestry_egg.parallel.executors import chosen
+    from tapestry_egg.parallel.executors import Processes
     from tapestry_egg.pipeline.batch import BatchRequest, Outcome, run_batch
     from tapestry_egg.progress import reporter
 
@@ -159,7 +157,7 @@ def optimize(
     with reporter(quiet=quiet) as on_progress, ExitStack() as stack:
         graphs, unread = graph_files(paths, Path(out), on_progress)
         several = workers is not None and workers > 1 and len(graphs) > 1
-        pool = stack.enter_context(chosen(workers, cluster)) if several or cluster else None
+        pool = stack.enter_context(Processes(workers)) if several else None
         searched = run_batch(
             graphs,
             settings,

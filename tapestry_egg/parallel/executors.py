@@ -1,7 +1,7 @@
-"""Executors: calls of functions on plain data, in processes of this machine or on a cluster.
+"""Executors: calls of functions on plain data, in processes of this machine or of others.
 
 Whatever runs side by side goes through one interface, `concurrent.futures.Executor`. `Processes` is
-the one that is used when none is given; a Dask cluster, a pool of threads or any other will do.
+the one that is used when none is given; a Dask cluster's, a pool of threads or any other will do.
 A call names a function of a module of this package; its arguments and its result are plain data
 (None, flags, numbers, text, bytes, lists and dicts of them), so that nothing that travels can
 execute. A worker that is lost loses its own call and no other: `completed` submits it once more.
@@ -10,10 +10,8 @@ An interruption (Ctrl-C) reaches the calls that run, so that they can give what 
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -25,12 +23,9 @@ from concurrent.futures import (
     Future,
     wait,
 )
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import Any
-
-from tapestry_egg.errors import TapestryError
 
 from .serving import DONE, FAILED, REFUSED, STOPPED, Child, error_of, receive, send
 
@@ -58,14 +53,11 @@ class Processes(Executor):
 
     They import this package and what a function needs, never the program that runs here, so that
     scripts need no `__main__` guard. When one dies, its call raises `WorkerLost` and the next call
-    gets a fresh process. Leaving a `with` block by an exception kills what still runs. With
-    `waiting` those that have made their calls wait for those of the next such executor, and end
-    after some seconds; that is for functions to which the environment means nothing.
+    gets a fresh process. Leaving a `with` block by an exception kills what still runs.
     """
 
-    def __init__(self, workers: int | None = None, waiting: bool = False) -> None:
+    def __init__(self, workers: int | None = None) -> None:
         self.workers = max(1, workers or os.cpu_count() or 1)
-        self.waiting = waiting
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._children: set[_Worker] = set()
@@ -145,7 +137,7 @@ class Processes(Executor):
                 continue
             try:
                 if child is None:
-                    child = (_idle_one() if self.waiting else None) or _Worker()
+                    child = _Worker()
                     with self._lock:
                         self._children.add(child)
                 call.future.set_result(child.result(call))
@@ -155,11 +147,7 @@ class Processes(Executor):
                 call.future.set_exception(WorkerLost(f"a worker process ended (code {code})"))
             except BaseException as error:
                 call.future.set_exception(error)
-        if child is not None and self.waiting:
-            with self._lock:
-                self._children.discard(child)
-            _let_wait(child)
-        elif child is not None:
+        if child is not None:
             self._end(child)
 
     def _end(self, child: _Worker) -> int:
@@ -173,7 +161,6 @@ class _Worker(Child):
     """A worker process, seen from here."""
 
     def __init__(self) -> None:
-        self.around = _around()
         super().__init__("tapestry_egg.parallel.serving:serve", threads=1)
         self._lock = threading.Lock()
 
@@ -201,64 +188,6 @@ class _Worker(Child):
     def _write(self, data: Any) -> None:
         with self._lock:
             send(self.to, data)
-
-
-# Workers that wait for another executor's calls: to start one and import what a search needs takes
-# longer than many a search does.
-
-#: Seconds for which a worker waits.
-_WAITS = 10.0
-
-_idle: list[tuple[_Worker, threading.Timer]] = []  # with what ends it, the longest waiting first
-_idle_lock = threading.Lock()
-
-
-def _around() -> tuple[object, ...]:
-    """Whose worker one is that is started now, and from where it imports."""
-    return os.getpid(), *sys.path
-
-
-def _idle_one() -> _Worker | None:
-    """A worker that waits and is what one started now would be, the last that came."""
-    around = _around()
-    with _idle_lock:
-        for worker, timer in reversed(_idle.copy()):
-            if worker.around == around:
-                timer.cancel()
-                _idle.remove((worker, timer))
-                if worker.process.poll() is None:
-                    return worker
-                worker.end()  # it has died meanwhile
-    return None
-
-
-def _let_wait(worker: _Worker) -> None:
-    """Keep a worker for a while; no more of them than this machine has processors."""
-    timer = threading.Timer(_WAITS, _end_waiting, [worker])
-    timer.daemon = True
-    with _idle_lock:
-        _idle.append((worker, timer))
-        over = _idle[: -(os.cpu_count() or 1)]
-        timer.start()
-    for one, _ in over:
-        _end_waiting(one)
-
-
-def _end_waiting(worker: _Worker) -> None:
-    """End a worker, if it waits."""
-    with _idle_lock:
-        found = [pair for pair in _idle if pair[0] is worker]
-        for pair in found:
-            _idle.remove(pair)
-            pair[1].cancel()
-    for one, _ in found:
-        one.end()
-
-
-@atexit.register
-def _end_all() -> None:
-    for worker, _ in _idle.copy():
-        _end_waiting(worker)
 
 
 # For whoever has work
@@ -343,58 +272,6 @@ def _is_loss(error: BaseException) -> bool:
 
 def _words(error: BaseException) -> str:
     return str(error) or type(error).__name__
-
-
-def capacity(executor: Executor) -> int:
-    """How many calls an executor makes at a time; the processors of this machine if it says not."""
-    if isinstance(executor, Processes):
-        return executor.workers
-    client = getattr(executor, "_client", None)  # Dask's
-    if client is not None:
-        return max(1, sum(client.ncores().values()))
-    known = getattr(executor, "_max_workers", None)
-    return int(known) if known else os.cpu_count() or 1
-
-
-@contextmanager
-def cluster(address: str, seconds: float = 10.0) -> Iterator[Executor]:
-    """The executor of the Dask cluster whose scheduler is at `address` (`tcp://host:8786`).
-
-    Raises TapestryError where Dask is not installed (the extra `cluster`), or nobody answers within
-    `seconds`.
-    """
-    try:
-        distributed: Any = import_module("dask.distributed")
-    except ImportError:
-        raise TapestryError(
-            "Dask is not installed",
-            where=f"cluster {address}",
-            hint="pip install 'tapestry-egg[cluster]'",
-        ) from None
-    try:
-        client = distributed.Client(address, set_as_default=False, timeout=seconds)
-    except (OSError, ValueError) as error:
-        raise TapestryError(
-            f"no scheduler answers: {error}",
-            where=f"cluster {address}",
-            hint="`dask scheduler` starts one and prints its address; `dask worker ADDRESS` joins.",
-        ) from None
-    try:
-        with client.get_executor() as executor:
-            yield executor
-    finally:
-        client.close()
-
-
-@contextmanager
-def chosen(workers: int | None, address: str = "") -> Iterator[Executor]:
-    """The executor that two options of a command ask for: a cluster's, or so many processes."""
-    if address:
-        with cluster(address) as executor:
-            yield executor
-        return
-    with Processes(workers) as pool:
-        yield pool
 
 
 def host_only() -> None:

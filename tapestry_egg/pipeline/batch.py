@@ -159,7 +159,7 @@ def run_batch(
     keys = {path.stem: key for path, key in todo}
     files = [path for path, _ in todo]
     if executor is None or len(todo) <= 1:
-        work = _one_by_one(files, settings, out, executor, workers, on_progress)
+        work = _one_by_one(files, settings, out, workers, on_progress)
     else:
         work = _side_by_side(files, settings, out, executor, on_progress)
     for outcome in work:
@@ -228,7 +228,6 @@ def optimize_file(
     settings: BatchRequest,
     out: Path,
     on_progress: Progress,
-    executor: Executor | None = None,
     workers: int | None = None,
 ) -> Outcome:
     """Load one graph, compute its front, write `NAME.front.json` and `NAME.front.svg` into `out`.
@@ -261,7 +260,6 @@ def optimize_file(
             price=settings.price,
             idle=settings.idle,
             settings=settings.effort(workers),
-            executor=executor,
             on_progress=lambda p: on_progress(replace(p, subject=f"{name} {p.subject}".rstrip())),
             resume=out / f"{name}{SEARCH}" if settings.resume else None,
         )
@@ -304,12 +302,11 @@ def _one_by_one(
     paths: Sequence[Path],
     settings: BatchRequest,
     out: Path,
-    executor: Executor | None,
     workers: int | None,
     on_progress: Progress,
 ) -> Iterator[Outcome]:
     for path in paths:
-        outcome = optimize_file(path, settings, out, on_progress, executor, workers)
+        outcome = optimize_file(path, settings, out, on_progress, workers)
         yield outcome
         if INTERRUPTED in outcome.notes:
             raise KeyboardInterrupt

@@ -8,7 +8,6 @@ at work, the timeline which rules; `Front.stages` holds what the passes made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -102,7 +101,6 @@ def optimize(
     in_shardings: Any = None,
     out_shardings: Any = None,
     settings: Settings | None = None,
-    executor: Executor | None = None,
     on_progress: Progress | None = None,
     keep_stages: bool = False,
     price: float | None = None,
@@ -127,8 +125,7 @@ def optimize(
     axes, and inside plans may divide them. Without it, shardings or constraints that name one mesh
     do. Without any, or with `mesh_shapes`, meshes are the plan's own affair.
     Mesh shapes (default: all of the target's that differ in more than the names of their axes) are
-    searched side by side by `executor` (default: processes of this machine; a Dask cluster's
-    `Client.get_executor()` will do). An interruption (Ctrl-C) of the search ends it, and
+    searched together. An interruption (Ctrl-C) of the search ends it, and
     the front holds what was found until then; its `notes` say so. With `keep_stages` what every
     pass made is kept in `Front.stages`. `price` is in dollars per device and hour, in place of the
     target's own; the objective `dollars` and limits on it need one.
@@ -159,7 +156,6 @@ def optimize(
         in_shardings=in_shardings,
         out_shardings=out_shardings,
         settings=settings or Settings(),
-        executor=executor,
         tell=on_progress,
         price=price,
         idle=idle,

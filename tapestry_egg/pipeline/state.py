@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,7 +76,6 @@ class Question:
     words: Words  # shardings, constraints and the mesh, as pins
     pairs: Mapping[int, int]  # output -> the input that it becomes in the next call
     settings: Settings
-    executor: Executor | None
     tell: Progress
     named_shapes: bool = False  # whether the caller chose the mesh shapes
     unsearched_parts: tuple[int, ...] = ()  # numbers of devices that are not searched
@@ -214,7 +212,6 @@ def read_question(
     in_shardings: Any = None,
     out_shardings: Any = None,
     settings: Settings,
-    executor: Executor | None = None,
     tell: Progress | None = None,
     price: float | None = None,
     idle: str | None = None,
@@ -251,7 +248,7 @@ def read_question(
         block_graph = constrained(block_graph, split.inside)
         program = replace(program, graph=block_graph)
     sets = permitted(load_books(books), numerics)
-    ensure_verified(sets, executor)
+    ensure_verified(sets)
     words = read_words(
         program,
         machine,
@@ -275,7 +272,6 @@ def read_question(
         words=words,
         pairs=words.pairs(feedback_pairs(block_graph, {**program.state, **(state or {})})),
         settings=settings,
-        executor=executor,
         tell=tell or _silent,
         named_shapes=mesh_shapes is not None,
         kept=None if resume is None else _kept(resume),

@@ -21,7 +21,7 @@ import tapestry_egg as te
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.passes import _second_instances
-from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import RULE
@@ -40,6 +40,7 @@ from tests.extract.random_programs import (
 from tests.extract.tables import Point
 from tests.extract.test_random_forms import CHOICES, RULES, best_of, every_one
 from tests.extract.test_random_programs import apart_of, network, tables_of
+from tests.rewrite.replay import replay
 
 #: Programs that are listed of one, and combinations of each.
 PROGRAMS, MOST = 200, 200_000

@@ -130,16 +130,6 @@ def best(problem: ChoiceProblem) -> Value | None:
     return min((cost for _, cost, _ in answers(problem)), default=None)
 
 
-def front(problem: ChoiceProblem) -> list[tuple[Value, int]]:
-    """All non-dominated (cost, number of nodes), by rising cost."""
-    values = sorted({(cost, count) for _, cost, count in answers(problem)})
-    kept: list[tuple[Value, int]] = []
-    for cost, count in values:
-        if not kept or count < kept[-1][1]:
-            kept.append((cost, count))
-    return kept
-
-
 def choice_of(problem: ChoiceProblem, picked: dict[int, int]) -> Choice:
     """An enumerated answer as a choice."""
     node = np.full(len(problem.classes), -1, dtype=np.int64)

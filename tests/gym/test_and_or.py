@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.check import evaluate
 from tapestry_egg.extract.gym.choices import ChoiceProblem
 from tapestry_egg.extract.gym.egraph.closure import closure
@@ -31,7 +30,7 @@ from tapestry_egg.extract.gym.egraph.reductions import (
     reduce,
 )
 from tapestry_egg.extract.gym.egraph.search import Annealing, Record, Search, split
-from tapestry_egg.extract.gym.extraction import METHODS, Extraction, extract
+from tapestry_egg.extract.gym.extraction import Extraction, extract
 from tapestry_egg.parallel.deadline import TimeUp, ends_at, held
 from tests.gym import and_or
 
@@ -48,9 +47,9 @@ def cases(count: int) -> settings:
     )
 
 
-def check(problem: ChoiceProblem, method: str) -> None:
-    """The method's answer is the best there is, it says so, and it is legal."""
-    found = extract(problem, seconds=60.0, method=method)
+def check(problem: ChoiceProblem) -> None:
+    """The answer is the best there is, it says so, and it is legal."""
+    found = extract(problem, seconds=60.0)
     best = and_or.best(problem)
     if best is None:
         assert not found.feasible and "root" in found.reason
@@ -67,14 +66,14 @@ def check(problem: ChoiceProblem, method: str) -> None:
 @cases(2250)
 @given(and_or.problems("positive"))
 def test_the_automatic_answer_is_the_best(problem: ChoiceProblem) -> None:
-    check(problem, "auto")
+    check(problem)
 
 
 @pytest.mark.slow
 @cases(750)
 @given(and_or.problems("real"))
 def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None:
-    check(problem, "auto")
+    check(problem)
 
 
 @pytest.mark.long
@@ -82,7 +81,7 @@ def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None
 @cases(750)
 @given(and_or.problems("signed"))
 def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
-    check(problem, "auto")
+    check(problem)
 
 
 @pytest.mark.long
@@ -90,7 +89,7 @@ def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
 @cases(500)
 @given(and_or.problems("huge"))
 def test_costs_near_a_quintillion_are_told_apart(problem: ChoiceProblem) -> None:
-    check(problem, "auto")
+    check(problem)
 
 
 @pytest.mark.slow
@@ -104,8 +103,8 @@ def test_elimination_without_reductions_is_exact(problem: ChoiceProblem) -> None
         return
     keep_reachable(form)
     found = eliminate(form, LATER, widest=30)
-    assert found is not None
-    assert [vector for vector, _ in found.points] == [(and_or.best(problem),)]
+    assert found is not None and found.best is not None
+    assert found.best[0] == and_or.best(problem)
 
 
 def milp(problem: ChoiceProblem) -> tuple[Record, float]:
@@ -150,7 +149,7 @@ def test_every_row_of_the_program_holds_for_a_best_answer(problem: ChoiceProblem
         rows = model.cuts.separate(solved.x, turn)
         model.program.rows += rows
         solved = model.program.relaxed(60.0)
-    value = form.constant[0] + Fraction(solved.value) * model.unit.step
+    value = form.constant + Fraction(solved.value) * model.unit.step
     assert value <= best + Fraction(1, 10**5)
 
 
@@ -177,7 +176,7 @@ def test_reductions_keep_the_best_value_with_any_known_answer(problem: ChoicePro
             assert not alive
             continue
         found = eliminate(form, LATER, widest=30) if alive else None
-        values = [vector[0] for vector, _ in found.points] if found else []
+        values = [found.best[0]] if found and found.best else []
         # With the best value known, nothing better may appear; above it, the best must stay.
         assert values == [best] if more else all(v >= best for v in values)
 
@@ -190,8 +189,8 @@ def test_a_need_that_a_merge_repeats_counts_once() -> None:
     form = working_form(problem)
     merge_series(form)
     found = eliminate(form, LATER)
-    assert found is not None
-    assert [vector for vector, _ in found.points] == [(and_or.best(problem),)] == [(6,)]
+    assert found is not None and found.best is not None
+    assert found.best[0] == and_or.best(problem) == 6
 
 
 @pytest.mark.slow
@@ -209,9 +208,6 @@ def test_greedy_choices_are_legal_and_no_better_than_the_best(problem: ChoicePro
     greedy = greedy_dag(form, LATER)
     assert improvement.best is not None and greedy is not None
     assert best <= improvement.value <= cost_of(form, greedy)
-    for method in ("greedy-dag", "bottom-up"):
-        found = extract(problem, method=method)
-        assert found.value >= best and (found.value == best or not found.proven)
 
 
 def test_parts_that_share_nothing_are_solved_apart() -> None:
@@ -227,9 +223,8 @@ def loops() -> ChoiceProblem:
     return and_or.problem_of([[(1, [1]), (9, [])], [(1, [0]), (7, [])]], [0, 1])
 
 
-@pytest.mark.parametrize("method", ["auto", "elimination", "milp"])
-def test_a_cycle_is_no_answer(method: str) -> None:
-    assert extract(loops(), method=method).value == 8
+def test_a_cycle_is_no_answer() -> None:
+    assert extract(loops()).value == milp(loops())[1] == 8
 
 
 @pytest.mark.parametrize(
@@ -279,10 +274,9 @@ def test_sums_beyond_64_bits_are_exact() -> None:
 @pytest.mark.slow
 def test_solvers_in_processes_agree_with_the_program_here() -> None:
     problem = hard(0)
-    here = extract(problem, seconds=60.0, method="milp")
-    beside = extract(problem, seconds=60.0, method="auto")
-    assert here.proven and beside.proven
-    assert here.value == beside.value
+    _, here = milp(problem)
+    beside = extract(problem, seconds=60.0)
+    assert beside.proven and beside.value == here
 
 
 def without_timer(problem: ChoiceProblem, seconds: float) -> Extraction:
@@ -300,7 +294,7 @@ def test_the_clock_is_kept_and_what_was_found_is_legal(
     found = run(problem, 0.0)
     assert "time was up" in found.notes and not found.proven
     assert found.choice is None or evaluate(problem, found.choice).feasible
-    assert found.bound <= extract(problem, seconds=60.0, method="milp").value
+    assert found.bound <= milp(problem)[1]
 
 
 def test_a_search_without_a_timer_ends_by_the_clock_and_says_so() -> None:
@@ -318,17 +312,8 @@ def test_an_interruption_keeps_the_best_so_far() -> None:
 
 
 def test_the_same_seed_gives_the_same_answer() -> None:
-    one, two = (extract(hard(4), method="milp", seed=5) for _ in range(2))
-    assert one.choice is not None and two.choice is not None
-    assert one.choice.node.tolist() == two.choice.node.tolist()
-
-
-def test_methods_that_do_not_fit_say_why() -> None:
-    with pytest.raises(ExtractError, match="unknown method 'best'"):
-        extract(loops(), method="best")
-    with pytest.raises(ExtractError, match="choices need others"):
-        extract(loops(), method="network")
-    assert all(m.optimal_for for m in METHODS)
+    one, two = (milp(hard(4))[0] for _ in range(2))
+    assert one.picks is not None and one.picks == two.picks
 
 
 def test_the_working_form_scales_real_costs_exactly() -> None:
@@ -353,7 +338,7 @@ def test_annealing_keeps_count_of_what_it_changes(problem: ChoiceProblem) -> Non
     assert acyclic(form, chosen) and acyclic(form, annealing.chosen())
     assert cost_of(form, chosen) == value <= improvement.value
     assert form.trimmed(chosen) == chosen
-    assert cost_of(form, annealing.chosen()) == annealing.value + form.constant[0]
+    assert cost_of(form, annealing.chosen()) == annealing.value + form.constant
 
 
 @pytest.mark.slow

@@ -87,20 +87,9 @@ def test_a_bad_file_does_not_stop_the_others(
     assert good["values"] == {"cost": 3}
 
 
-def test_fronts_are_printed_and_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = saved(tmp_path, "one.json", small())
-    assert main([path, "--front", "-o", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert "front of 3 answers, exact, elimination" in text and "knee" in text
-    document = json.loads((tmp_path / "one.front.json").read_text())
-    assert [p["values"] for p in document["points"]] == [[3, 3], [5, 2], [9, 1]]
-    assert all(p["choices"] for p in document["points"])
-    # What is written is not printed too: long fronts have millions of nodes.
-    for written, expected in (["-o", str(tmp_path)], False), ([], True):
-        assert main([path, "--front", "--json", *written]) == 0
-        printed = json.loads(capsys.readouterr().out)
-        assert printed["points"][0]["values"] == [3, 3]
-        assert ("choices" in printed["points"][0]) == expected
+def test_e_graphs_have_no_front(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([saved(tmp_path, "one.json", small()), "--front"]) == 1
+    assert "needs a limit" in capsys.readouterr().err
 
 
 def test_the_command_imports_no_heavy_packages() -> None:

@@ -1,4 +1,4 @@
-"""`python -m tapestry_egg.extract`: side by side, and how it ends before it is done."""
+"""`python -m tapestry_egg.extract`: how it ends before it is done."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ import numpy as np
 import pytest
 
 from tapestry_egg.extract.__main__ import main
-from tapestry_egg.extract.answers import Answer, Asked, best_of
 from tapestry_egg.extract.gym import formats
 from tapestry_egg.extract.gym.choices import ChoiceProblem
-from tapestry_egg.extract.gym.egraph.node_front import node_front
 from tapestry_egg.extract.gym.extraction import Extraction, extract
 from tests.gym import and_or
 
@@ -79,22 +77,7 @@ def test_a_signal_prints_and_writes_what_there_is(tmp_path: Path, number: int) -
 
 
 @pytest.mark.slow
-def test_a_signal_reaches_the_workers(tmp_path: Path) -> None:
-    one, two = (saved(tmp_path, f"{n}.json", cover()) for n in ("one", "two"))
-    process = started(one, two, "--seconds", "300", "--json", "--progress", "--workers", "2")
-    assert process.stderr is not None
-    seen = b""
-    while not (b"one: " in seen and b"two: " in seen):
-        seen += process.stderr.readline()
-    process.send_signal(signal.SIGTERM)
-    out, _ = process.communicate(timeout=120)
-    rows = rows_of(out.decode())
-    assert process.returncode == 130 and sorted(r["name"] for r in rows) == ["one", "two"]
-    assert all(r["feasible"] and "interrupted" in r["notes"] for r in rows)
-
-
-@pytest.mark.slow
-def test_files_side_by_side_give_what_they_give_alone(
+def test_files_that_cannot_be_read_leave_the_others(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     broken = tmp_path / "broken.json"
@@ -108,46 +91,12 @@ def test_files_side_by_side_give_what_they_give_alone(
         saved(tmp_path, "three.json.gz", big),
     ]
 
-    def run(*more: str) -> list[dict[str, Any]]:
-        assert main([*paths, "--json", "-o", str(tmp_path / "out"), *more]) == 1
-        rows = rows_of(capsys.readouterr().out)
-        return [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-
-    alone = run()
-    written = {p.name: p.read_text() for p in (tmp_path / "out").iterdir()}
-    for p in (tmp_path / "out").iterdir():
-        p.unlink()
-    assert run("--workers", "2", "--seeds", "2") == alone
-    assert {p.name: p.read_text() for p in (tmp_path / "out").iterdir()} == written
-    assert [("error" in row) for row in alone] == [False, True, True, False, False]
-    assert alone[3]["values"] == {"cost": 9} and set(written) == {
-        "one.json",
-        "two.json",
-        "three.json",
-    }
-
-
-def test_of_several_seeds_the_best_answer_and_the_best_bound_count() -> None:
-    def answer(value: int | None, bound: int | None, name: str) -> Answer:
-        row = {
-            "name": name,
-            "values": {} if value is None else {"cost": value},
-            "bound": bound,
-            "gap": None,
-            "feasible": value is not None,
-            "proven": False,
-            "seconds": 1.0,
-            "method": "m",
-            "reason": "none was found",
-        }
-        return Answer(name, {f"{name}.json": name}, row, failed=value is None)
-
-    best = best_of([answer(12, 5, "a"), answer(10, None, "b"), answer(None, 8, "c")], Asked())
-    assert best.row is not None
-    assert (best.row["name"], best.row["values"], best.row["bound"]) == ("b", {"cost": 10}, 8)
-    assert best.row["gap"] == pytest.approx(0.2) and "20.000%" in best.text
-    assert set(best.files) == {"b.json"} and not best.failed
-    assert best_of([answer(None, None, "c")], Asked()).failed
+    assert main([*paths, "--json", "-o", str(tmp_path / "out")]) == 1
+    rows = rows_of(capsys.readouterr().out)
+    written = {p.name for p in (tmp_path / "out").iterdir()}
+    assert [("error" in row) for row in rows] == [False, True, True, False, False]
+    assert rows[3]["values"] == {"cost": 9}
+    assert written == {"one.json", "two.json", "three.json"}
 
 
 @pytest.mark.slow
@@ -172,23 +121,3 @@ def test_nothing_is_enough_before_there_is_an_answer() -> None:
     assert standing.enough(0.7, 1.0) == "the gap is small enough"
     standing.gained = time.perf_counter() - 10.0
     assert standing.enough(0.0, 1.0) == "nothing was gained"
-
-
-@pytest.mark.slow
-def test_a_front_tells_of_itself_and_keeps_what_an_interruption_leaves() -> None:
-    said: list[str] = []
-
-    def stop(text: str) -> None:
-        said.append(text)
-        if len(said) == 2:
-            raise KeyboardInterrupt
-
-    front = node_front(cover(), 6.0, widest=0, told=stop)
-    assert len(front) >= 1 and front.epsilon > 0 and "interrupted" in front.notes[0]
-    for word in ("front ", "best ", "bound ", "gap "):
-        assert word in said[0]
-
-
-def test_a_front_takes_one_seed(tmp_path: Path) -> None:
-    with pytest.raises(SystemExit):
-        main([saved(tmp_path, "one.json", small()), "--front", "--seeds", "2"])

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
@@ -16,14 +16,11 @@ from typing import Any
 
 import pytest
 
-from tapestry_egg.errors import ExtractError, TapestryError
+from tapestry_egg.errors import ExtractError
 from tapestry_egg.parallel.executors import (
     Lost,
     Processes,
     WorkerLost,
-    capacity,
-    chosen,
-    cluster,
     completed,
 )
 from tests.parallel import worker_calls as calls
@@ -78,37 +75,6 @@ def test_errors_arrive_as_they_were_raised_and_the_process_goes_on() -> None:
 def test_only_functions_of_modules_can_be_called(what: Any) -> None:
     with Processes(1) as pool, pytest.raises(TypeError, match="not a function of a module"):
         pool.submit(what)
-
-
-@pytest.mark.slow
-def test_workers_that_wait_are_used_again_unless_a_new_one_would_be_another(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    def worker() -> int:
-        with Processes(1, waiting=True) as pool:
-            return int(pool.submit(calls.process).result())
-
-    first = worker()
-    assert alive(first) and worker() == first
-    with Processes(2, waiting=True) as pool:  # two at once are two
-        both = [pool.submit(calls.process_after, 0.3) for _ in range(2)]
-        assert len({f.result() for f in both}) == 2
-    monkeypatch.syspath_prepend(tmp_path)
-    second = worker()
-    assert second != first, "it imports from where this process imports"
-    os.kill(second, signal.SIGKILL)
-    os.waitid(os.P_PID, second, os.WEXITED | os.WNOWAIT)
-    assert worker() != second, "one that died while it waited is not asked"
-    monkeypatch.setattr("tapestry_egg.parallel.executors._WAITS", 0.1)
-    third = worker()
-    for _ in range(3000):
-        if not alive(third):
-            break
-        time.sleep(0.01)
-    assert not alive(third), "it waits some seconds only"
-    with Processes(1) as pool:
-        alone = pool.submit(calls.process).result()
-    assert not alive(alone), "others end with their executor"
 
 
 def test_a_lost_worker_loses_its_own_call_only(tmp_path: Path) -> None:
@@ -223,50 +189,3 @@ def test_scripts_need_no_guard_and_leave_nothing_behind(tmp_path: Path) -> None:
             break
         time.sleep(0.01)
     assert not alive(int(mark.read_text())), "a worker ends with whoever started it"
-
-
-def test_how_many_calls_at_a_time() -> None:
-    assert capacity(Processes(3)) == 3
-    with ThreadPoolExecutor(5) as threads:
-        assert capacity(threads) == 5
-
-    class Silent(Executor):
-        pass
-
-    assert capacity(Silent()) == (os.cpu_count() or 1)
-
-
-def test_a_cluster_that_does_not_answer_is_an_error_with_a_hint() -> None:
-    pytest.importorskip("distributed")
-    with pytest.raises(TapestryError, match="nobody:1"), cluster("tcp://nobody:1", 0.1):
-        raise AssertionError("never reached")
-
-
-def test_without_dask_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "dask", None)
-    monkeypatch.setitem(sys.modules, "dask.distributed", None)
-    with pytest.raises(TapestryError, match=r"tapestry-egg\[cluster\]"), cluster("tcp://x:1"):
-        raise AssertionError("never reached")
-
-
-@pytest.fixture
-def scheduler() -> Any:
-    """A Dask cluster of two worker processes on this machine; its address."""
-    distributed = pytest.importorskip("distributed")
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-    ) as local:
-        yield local.scheduler_address
-
-
-@pytest.mark.slow
-def test_a_dask_cluster_makes_the_calls_and_survives_a_lost_worker(
-    scheduler: str, tmp_path: Path
-) -> None:
-    with chosen(None, scheduler) as executor:
-        assert capacity(executor) == 2
-        assert dict(completed(executor, calls.double, [[1], [2], [3]])) == {0: 2, 1: 4, 2: 6}
-        work = [(0, str(tmp_path), 5), (1, str(tmp_path), 6), (0, str(tmp_path), 7)]
-        told = list(completed(executor, calls.die, work))
-    assert {k: x for k, x in told if not isinstance(x, Lost)} == {0: 5, 1: 6, 2: 7}
-    assert len(list(tmp_path.iterdir())) == 1

@@ -24,11 +24,6 @@ def process(_: int = 0) -> int:
     return os.getpid()
 
 
-def process_after(seconds: float) -> int:
-    time.sleep(seconds)
-    return os.getpid()
-
-
 def imported(name: str) -> bool:
     return name in sys.modules
 

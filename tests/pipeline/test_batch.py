@@ -18,7 +18,7 @@ from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.files import admission, files
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.parallel.executors import Processes, cluster
+from tapestry_egg.parallel.executors import Processes
 from tapestry_egg.pipeline import pipeline
 from tapestry_egg.pipeline.batch import MANIFEST, BatchRequest, Outcome, optimize_all, run_batch
 from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
@@ -306,33 +306,6 @@ def test_an_interrupted_front_is_kept_but_not_taken_for_done(
         isinstance(kept, Front) and kept.notes == (INTERRUPTED,) and str(INTERRUPTED) in str(kept)
     )
     assert not (tmp_path / "out" / MANIFEST).exists()
-
-
-@pytest.mark.slow
-def test_a_dask_cluster_gives_the_same_fronts(
-    graphs: Callable[..., list[Path]], tmp_path: Path
-) -> None:
-    distributed = pytest.importorskip("distributed")
-    settings = BatchRequest("cpu:2", ("seconds", "peak_bytes"), seconds=0.5)
-    with (
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None
-        ) as local,
-        cluster(local.scheduler_address) as executor,
-    ):
-        outcomes = go(graphs("a", "b"), tmp_path / "there", settings, executor=executor)
-        whole = pipeline.optimize(
-            Program.of(graph("a")),
-            "cpu:2",
-            ("seconds", "peak_bytes"),
-            settings=pipeline.Settings(work=0.3),
-            executor=executor,
-        )
-    here = go(graphs("a", "b"), tmp_path / "here", settings)
-    assert {o.name: (o.plans, o.seconds_best, o.error) for o in outcomes} == {
-        o.name: (o.plans, o.seconds_best, o.error) for o in here
-    }
-    assert whole.best().costs.seconds == here[0].seconds_best
 
 
 @pytest.mark.slow

@@ -19,10 +19,11 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.tracing.trace import trace
+from tests.rewrite.replay import replay
 
 BOOKS = load_books(DEFAULT_BOOKS)
 RULES: dict[str, object] = {r.name: r for b in BOOKS for r in b.rules}

@@ -17,7 +17,7 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.rewrite import folded_program as fold_module
 from tapestry_egg.rewrite import forms as forms_module
-from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.folded_program import Folded, Net, Stretch, _Folder, fold, unfold
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.terms.explore import explore
@@ -26,6 +26,7 @@ from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.schedule.one_device import program_seconds
 from tapestry_egg.tracing.emit import emit
 from tests.rewrite.equal_forms import BOOKS, H100, RULES, agree, data, graph_of, struct
+from tests.rewrite.replay import replay
 
 ALL = load_books(DEFAULT_BOOKS)
 

@@ -22,13 +22,14 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.derivation import digest, replay
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recompute import RULE, candidates, recomputing
 from tapestry_egg.runtime.compiled import compile
 from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.tracing.trace import Program, trace
+from tests.rewrite.replay import replay
 
 TARGET = "h100:2"
 MESH = MeshShape(("x",), (2,))

@@ -20,7 +20,6 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
 from tapestry_egg.rewrite import fused_forms
-from tapestry_egg.rewrite.derivation import replay
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.fused_forms import forms_with_streams
 from tapestry_egg.rewrite.streams.streamed import streams_of, with_streams
@@ -30,6 +29,7 @@ from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.attention_spellings import BATCH, DTYPES, HEADS, MODES, SPELLINGS, program
+from tests.rewrite.replay import replay
 
 CELLS = [(s, d, m) for s in SPELLINGS for d in DTYPES for m in MODES]
 #: Spellings whose numbers are tried before every merge; those of the others are in the last tier.

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.parallel.executors import Processes
 from tapestry_egg.rules import Rule, load_book, load_books
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.language.receipts import content
@@ -174,9 +173,8 @@ def test_processes_say_what_this_one_says(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(trust_module, "cache_folder", lambda: tmp_path)
     rules = [*SOUND[:2], *UNSOUND[:2], write(tmp_path / "mine.yaml", replace="neg(x)"), SOUND[5]]
     here = verified_all(rules, again=True)
-    elsewhere = []
-    with Processes(2) as pool:
-        elsewhere = verified_all(rules, again=True, executor=pool)
+    monkeypatch.setattr(trust_module, "_FEW", 0)
+    elsewhere = verified_all(rules, again=True)
 
     def told(found: Finding) -> object:
         if isinstance(found, Verdict):
@@ -195,8 +193,8 @@ def test_a_rule_that_changed_meanwhile_is_tried_here(
     monkeypatch.setattr(trust_module, "cache_folder", lambda: tmp_path)
     rule = write(tmp_path / "mine.yaml")
     write(tmp_path / "mine.yaml", replace="neg(x)")  # which is not true
-    with Processes(1) as pool:
-        (verdict,) = verified_all([rule], executor=pool)
+    monkeypatch.setattr(trust_module, "_FEW", 0)
+    (verdict,) = verified_all([rule])
     assert isinstance(verdict, Verdict) and verdict.instances >= 3
     assert tried_by_name(rule.where, rule.name, content(rule)) is None
 

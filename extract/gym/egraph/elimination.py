@@ -2,31 +2,27 @@
 
 Classes are eliminated one after another. What is left of those that went is a table over their
 neighbours that are still there: which of these are demanded, which already have their node, and
-which reach which, for the fewest costs, or for all costs that no other dominates (a Pareto set per
-entry). The size of the tables grows with the width of the order, not with the form. (For bounded
-treewidth the time is linear: Goharshady, Lam and Parreaux, "Fast and Optimal Extraction for Sparse
-Equality Graphs", OOPSLA 2024; Sun, Zhang and Ni, "E-graphs as circuits", 2024.)
+which reach which, for the least cost. The size of the tables grows with the width of the order, not
+with the form. (For bounded treewidth the time is linear: Goharshady, Lam and Parreaux, "Fast and
+Optimal Extraction for Sparse Equality Graphs", OOPSLA 2024; Sun, Zhang and Ni, "E-graphs as
+circuits", 2024.)
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
-
-from tapestry_egg import pareto
 
 from .closure import cyclic_components
 from .form import AndOr
 
-Vector = tuple[int, ...]
 #: Classes demanded, classes that have their node (bits), and pairs (a, b): a reaches b.
 State = tuple[int, int, frozenset[tuple[int, int]]]
-#: Costs with the way back to the nodes chosen: a node, a pair of ways, or nothing.
-Entry = tuple[Vector, Any]
-Table = dict[State, list[Entry]]
+#: A cost with the way back to the nodes chosen: a node, a pair of ways, or nothing.
+Entry = tuple[int, Any]
+Table = dict[State, Entry]
 
 #: Orders wider than this are not tried.
 WIDEST = 12
@@ -36,9 +32,9 @@ _NOTHING: frozenset[tuple[int, int]] = frozenset()
 
 @dataclass(frozen=True)
 class Eliminated:
-    """The non-dominated values of a form (scaled, with the constant), each with its nodes."""
+    """The least cost of a form (scaled, with the constant) and its nodes; None for no answer."""
 
-    points: tuple[tuple[Vector, tuple[int, ...]], ...]
+    best: tuple[int, tuple[int, ...]] | None
     width: int
 
 
@@ -53,11 +49,11 @@ def eliminate(
     entries: int = 400_000,
     widest: int = WIDEST,
 ) -> Eliminated | None:
-    """All non-dominated answers of a form; with one objective, one best answer.
+    """One best answer of a form.
 
-    `most` drops what reaches that first objective (scaled, with the constant), where no cost is
-    negative: no points then means that nothing is better. None when the form is too wide, its
-    tables get more than `entries`, or time is up. Cycles must be forbidden in the form.
+    `most` drops what reaches that cost (scaled, with the constant), where no cost is negative: no
+    answer then means that nothing is better. None when the form is too wide, its tables get more
+    than `entries`, or time is up. Cycles must be forbidden in the form.
     """
     order = elimination_order(form, widest)
     if order is None:
@@ -115,21 +111,14 @@ def chosen_nodes(way: Any) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def non_dominated(entries: Iterable[Entry]) -> list[Entry]:
-    """Entries that no other is as good as everywhere and better somewhere; equal ones once."""
-    every = list(entries)
-    return [every[i] for i in pareto.non_dominated([vector for vector, _ in every])]
-
-
 class _Elimination:
     def __init__(self, form: AndOr, deadline: float, most: int | None, entries: int) -> None:
         self.form = form
         self.deadline = deadline
-        self.objectives = len(form.costs)
         self.negative = form.negative()
         self.room: int | None = None
-        if most is not None and not self.negative and self.objectives == 1:
-            self.room = most - form.constant[0]
+        if most is not None and not self.negative:
+            self.room = most - form.constant
         self.limit = entries
         self.cyclic = cyclic_components(form)
         self.bit = {c: 1 << i for i, c in enumerate(form.members)}
@@ -143,11 +132,11 @@ class _Elimination:
         for n, needs in form.needs.items():
             first = min((form.home[n], *needs), key=at.__getitem__)
             groups[first].setdefault(form.home[n], []).append(n)
-        start: Entry = ((0,) * self.objectives, None)
+        start: Entry = (0, None)
         done: list[Table] = []
         for c in order:
             scope: set[int] = {c}
-            table: Table = {(0, 0, _NOTHING): [start]}
+            table: Table = {(0, 0, _NOTHING): start}
             for more, other in sorted(tables.pop(c), key=lambda t: len(t[1])):
                 table = self._joined(table, other)
                 scope |= more
@@ -162,43 +151,35 @@ class _Elimination:
                 tables[min(scope, key=at.__getitem__)].append((scope, table))
             else:
                 done.append(table)
-        total: Table = {(0, 0, _NOTHING): [start]}
+        total: Table = {(0, 0, _NOTHING): start}
         for table in done:
             total = self._joined(total, table)
-        points = tuple(
-            (
-                tuple(v + k for v, k in zip(vector, form.constant, strict=True)),
-                chosen_nodes(way),
-            )
-            for vector, way in total.get((0, 0, _NOTHING), [])
-        )
-        return Eliminated(points, width)
+        found = total.get((0, 0, _NOTHING))
+        if found is None:
+            return Eliminated(None, width)
+        value, way = found
+        return Eliminated((value + form.constant, chosen_nodes(way)), width)
 
-    def _put(self, table: Table, state: State, entries: list[Entry]) -> None:
-        self.made += len(entries)
-        if self.made % 1024 < len(entries) and time.perf_counter() > self.deadline:
+    def _put(self, table: Table, state: State, entry: Entry) -> None:
+        self.made += 1
+        if self.made % 1024 == 0 and time.perf_counter() > self.deadline:
             raise TooWide
-        if self.room is not None:
-            entries = [e for e in entries if e[0][0] < self.room]
-            if not entries:
-                return
+        if self.room is not None and entry[0] >= self.room:
+            return
         held = table.get(state)
         if held is None:
             if len(table) >= self.limit:
                 raise TooWide
-            table[state] = entries
-        elif self.objectives == 1:
-            if entries[0][0] < held[0][0]:
-                table[state] = entries
-        else:
-            table[state] = non_dominated([*held, *entries])
+            table[state] = entry
+        elif entry[0] < held[0]:
+            table[state] = entry
 
     def _joined(self, one: Table, two: Table) -> Table:
         if len(two) == 1 or len(one) == 1:
             one, two = (one, two) if len(two) == 1 else (two, one)
         found: Table = {}
-        for (demand_a, given_a, reach_a), entries_a in one.items():
-            for (demand_b, given_b, reach_b), entries_b in two.items():
+        for (demand_a, given_a, reach_a), (value_a, way_a) in one.items():
+            for (demand_b, given_b, reach_b), (value_b, way_b) in two.items():
                 if given_a & given_b:
                     continue
                 reach = reach_a
@@ -210,25 +191,14 @@ class _Elimination:
                 self._put(
                     found,
                     (demand_a | demand_b, given_a | given_b, reach),
-                    self._sums(entries_a, entries_b),
+                    (value_a + value_b, (way_a, way_b)),
                 )
         return found
-
-    def _sums(self, one: list[Entry], two: list[Entry]) -> list[Entry]:
-        if self.objectives == 1:
-            ((a,), way_a), ((b,), way_b) = one[0], two[0]
-            return [((a + b,), (way_a, way_b))]
-        sums = [
-            (tuple(x + y for x, y in zip(a, b, strict=True)), (way_a, way_b))
-            for a, way_a in one
-            for b, way_b in two
-        ]
-        return sums if len(sums) == 1 else non_dominated(sums)
 
     def _chosen(self, table: Table, home: int, nodes: list[int]) -> Table:
         """Every entry as it is, and with each of the nodes as the choice of their class."""
         form, own = self.form, self.bit[home]
-        found: Table = {state: list(entries) for state, entries in table.items()}
+        found: Table = dict(table)
         options = []
         for n in nodes:
             demand = 0
@@ -240,22 +210,19 @@ class _Elimination:
                 pairs = frozenset(
                     (home, d) for d in form.needs[n] if self.cyclic.get(d) == component
                 )
-            options.append((n, demand, pairs, tuple(column[n] for column in form.costs)))
-        for (demanded, given, reach), entries in table.items():
+            options.append((n, demand, pairs, form.cost[n]))
+        for (demanded, given, reach), (value, way) in table.items():
             if given & own:
                 continue
-            for n, demand, pairs, costs in options:
+            for n, demand, pairs, cost in options:
                 after = reach
                 if pairs:
                     together = _closed(reach, pairs)
                     if together is None:
                         continue
                     after = together
-                added = [
-                    (tuple(x + y for x, y in zip(vector, costs, strict=True)), (way, n))
-                    for vector, way in entries
-                ]
-                self._put(found, (demanded | demand, given | own, after), added)
+                state = demanded | demand, given | own, after
+                self._put(found, state, (value + cost, (way, n)))
         return found
 
     def _projected(self, table: Table, c: int) -> Table:
@@ -263,30 +230,30 @@ class _Elimination:
         own, keep = self.bit[c], ~self.bit[c]
         root = c in self.form.roots
         found: Table = {}
-        for (demanded, given, reach), entries in table.items():
+        for (demanded, given, reach), entry in table.items():
             wanted, has = root or bool(demanded & own), bool(given & own)
             if wanted != has:
                 continue
             if reach:
                 reach = frozenset(p for p in reach if c not in p)
-            self._put(found, (demanded & keep, given & keep, reach), entries)
+            self._put(found, (demanded & keep, given & keep, reach), entry)
         if self.negative:
             return found
         return self._undominated(found)
 
     def _undominated(self, table: Table) -> Table:
         """Without entries beside which another of the same classes reaches and costs less."""
-        if not self.cyclic or self.objectives > 1:
+        if not self.cyclic:
             return table
-        groups: dict[tuple[int, int], list[tuple[Vector, frozenset[tuple[int, int]]]]] = {}
+        groups: dict[tuple[int, int], list[frozenset[tuple[int, int]]]] = {}
         found: Table = {}
-        for state, entries in sorted(table.items(), key=lambda s: (s[1][0][0], len(s[0][2]))):
+        for state, entry in sorted(table.items(), key=lambda s: (s[1][0], len(s[0][2]))):
             demanded, given, reach = state
             rivals = groups.setdefault((demanded, given), [])
-            if any(r <= reach for _, r in rivals):
+            if any(r <= reach for r in rivals):
                 continue
-            rivals.append((entries[0][0], reach))
-            found[state] = entries
+            rivals.append(reach)
+            found[state] = entry
         return found
 
 

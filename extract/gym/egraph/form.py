@@ -8,7 +8,7 @@ have a cycle.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -26,15 +26,15 @@ class AndOr:
     `fixed` those of nodes that are chosen in any case, and `constant` what these cost.
     """
 
-    def __init__(self, objectives: int, scale: int) -> None:
+    def __init__(self, scale: int) -> None:
         self.members: dict[int, list[int]] = {}
         self.needs: dict[int, frozenset[int]] = {}
         self.home: dict[int, int] = {}  # node -> class
-        self.costs: tuple[dict[int, int], ...] = tuple({} for _ in range(objectives))
+        self.cost: dict[int, int] = {}
         self.parts: dict[int, tuple[tuple[int, int], ...]] = {}
         self.roots: set[int] = set()
         self.fixed: list[tuple[int, int]] = []
-        self.constant = [0] * objectives
+        self.constant = 0
         self.scale = scale  # a scaled cost is this multiple of the problem's
         # Node -> numbers of sets of nodes of which every answer has at least one. They follow from
         # the rest, but not for its linear relaxation.
@@ -42,17 +42,8 @@ class AndOr:
         self.next_cover = 0
         self.next_node = 0
 
-    @property
-    def cost(self) -> dict[int, int]:
-        """Costs of the first objective."""
-        return self.costs[0]
-
     def add(
-        self,
-        home: int,
-        needs: Iterable[int],
-        costs: Sequence[int],
-        parts: tuple[tuple[int, int], ...],
+        self, home: int, needs: Iterable[int], cost: int, parts: tuple[tuple[int, int], ...]
     ) -> int:
         """A new node; returns its number."""
         n = self.next_node
@@ -60,8 +51,7 @@ class AndOr:
         self.members.setdefault(home, []).append(n)
         self.home[n] = home
         self.needs[n] = frozenset(needs)
-        for column, value in zip(self.costs, costs, strict=True):
-            column[n] = value
+        self.cost[n] = cost
         self.parts[n] = parts
         return n
 
@@ -70,10 +60,8 @@ class AndOr:
         touched = set()
         for n in nodes:
             touched.add(self.home.pop(n))
-            del self.needs[n], self.parts[n]
+            del self.needs[n], self.parts[n], self.cost[n]
             self.covers.pop(n, None)
-            for column in self.costs:
-                del column[n]
         for c in touched:
             self.members[c] = [n for n in self.members[c] if n in self.home]
 
@@ -92,7 +80,7 @@ class AndOr:
 
     def negative(self) -> bool:
         """Whether any cost is below zero: choosing more may then be better."""
-        return any(v < 0 for column in self.costs for v in column.values())
+        return any(v < 0 for v in self.cost.values())
 
     def parents(self) -> dict[int, list[int]]:
         """Class -> the nodes that need it."""
@@ -120,18 +108,6 @@ class AndOr:
                 todo.extend(self.needs[chosen[c]])
         return found
 
-    def copy(self) -> AndOr:
-        """An independent copy."""
-        other = AndOr(len(self.costs), self.scale)
-        other.members = {c: list(m) for c, m in self.members.items()}
-        other.needs, other.home = dict(self.needs), dict(self.home)
-        other.costs = tuple(dict(column) for column in self.costs)
-        other.parts, other.roots = dict(self.parts), set(self.roots)
-        other.fixed, other.constant = list(self.fixed), list(self.constant)
-        other.next_node, other.next_cover = self.next_node, self.next_cover
-        other.covers = {n: set(k) for n, k in self.covers.items()}
-        return other
-
 
 def scaled(column: Column) -> tuple[list[int], int]:
     """A column as exact integers: (integers, the factor that made them so)."""
@@ -142,17 +118,16 @@ def scaled(column: Column) -> tuple[list[int], int]:
     return [n * (factor // d) for n, d in ratios], factor
 
 
-def working_form(problem: ChoiceProblem, counted: bool = False) -> AndOr:
-    """The working form of a problem of sums, with the number of nodes as a second objective if
-    they are `counted`."""
+def working_form(problem: ChoiceProblem) -> AndOr:
+    """The working form of a problem of sums."""
     costs, scale = scaled(problem.cost)
-    form = AndOr(2 if counted else 1, scale)
+    form = AndOr(scale)
     form.roots = set(problem.roots.tolist())
     form.members = {c: [] for c in range(len(problem.classes))}
     home, allowed = problem.node_class().tolist(), problem.allowed.tolist()
     for n, cost in enumerate(costs):
         if allowed[n]:
-            form.add(home[n], problem.needs[n], (cost, 1)[: len(form.costs)], ((home[n], n),))
+            form.add(home[n], problem.needs[n], cost, ((home[n], n),))
     return form
 
 

@@ -102,9 +102,9 @@ def acyclic(form: AndOr, chosen: Chosen) -> bool:
 
 
 def cost_of(form: AndOr, chosen: Chosen) -> int:
-    """The scaled first objective of a choice, with the constant."""
+    """The scaled cost of a choice, with the constant."""
     cost = form.cost
-    return form.constant[0] + sum(cost[n] for n in chosen.values())
+    return form.constant + sum(cost[n] for n in chosen.values())
 
 
 class Improvement:

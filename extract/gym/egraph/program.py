@@ -85,7 +85,7 @@ def unit_of(form: AndOr) -> Unit:
 class Model:
     """Columns and rows of one form; levels only after `add_levels`."""
 
-    def __init__(self, form: AndOr, known: Closure | None, limit: int | None = None) -> None:
+    def __init__(self, form: AndOr, known: Closure | None) -> None:
         self.form = form
         self.unit = unit_of(form)
         self.nodes = sorted(form.home)
@@ -101,13 +101,7 @@ class Model:
         lower[[self.class_at[r] for r in sorted(form.roots)]] = 1.0
         self.whole = np.arange(columns) < len(self.nodes)
         self.cuts = LoopCuts(form, self.node_at, self.class_at)
-        rows = self._rows(known)
-        if limit is not None:
-            second = form.costs[1]
-            room = float(limit - form.constant[1])
-            columns_of = list(range(len(self.nodes)))
-            rows.append((columns_of, [float(second[n]) for n in self.nodes], -np.inf, room))
-        self.program = LinearProgram(cost, lower, np.ones(columns), rows)
+        self.program = LinearProgram(cost, lower, np.ones(columns), self._rows(known))
 
     def add_levels(self) -> None:
         """Bar every cycle: a class stands above those of its component that its node needs.

@@ -1,8 +1,7 @@
 """Exact reductions of an AND-OR form: what no best answer needs goes, what all need is fixed.
 
 Structural reductions keep every legal answer; dominance keeps, for each answer, one that is no
-worse in any objective, so both are valid for fronts. Only `too_dear` looks at a known value, and it
-is used for one objective alone.
+worse. Only `too_dear` looks at a known value.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ _SMALL = 500
 _GROWTH = 64
 
 
-def reduce(form: AndOr, deadline: float, most: int | None = None, limit: int | None = None) -> bool:
+def reduce(form: AndOr, deadline: float, most: int | None = None) -> bool:
     """Apply all reductions until none applies or time is up; False when no answer is left.
 
-    `most` is the (scaled) first objective of a known answer: nodes that cannot be in a better one
-    go too, and False then says that there is none. So do those that `limit`, the most that the
-    second objective may be, rules out.
+    `most` is the (scaled) cost of a known answer: nodes that cannot be in a better one go too, and
+    False then says that there is none.
     """
     while time.perf_counter() < deadline:
         before = _size(form)
@@ -45,8 +43,6 @@ def reduce(form: AndOr, deadline: float, most: int | None = None, limit: int | N
         drop_dominated(form, known)
         if most is not None:
             too_dear(form, known, most)
-        if limit is not None:
-            too_dear(form, known, limit + 1, 1)
         require(form, known)
         fix_required(form)
         if not feasible(form):
@@ -138,70 +134,55 @@ def drop_dominated(form: AndOr, known: Closure | None) -> None:
 
 
 def _cheapest_of_same_needs(form: AndOr, members: list[int], gone: list[int]) -> list[int]:
-    """Of nodes that need the same, those that no other undercuts in every objective."""
-    costs = form.costs
-    groups: dict[frozenset[int], list[int]] = {}
-    for n in sorted(members, key=lambda n: ([k[n] for k in costs], n)):
-        group = groups.setdefault(form.needs[n], [])
-        # Of two objectives the second falls along a group: the last has the least.
-        if group and costs[-1][group[-1]] <= costs[-1][n]:
+    """Of nodes that need the same, the cheapest."""
+    kept: dict[frozenset[int], int] = {}
+    for n in sorted(members, key=lambda n: (form.cost[n], n)):
+        if kept.setdefault(form.needs[n], n) != n:
             gone.append(n)
-        else:
-            group.append(n)
-    return [n for group in groups.values() for n in group]
+    return list(kept.values())
 
 
 def _drop_supersets(form: AndOr, members: list[int], gone: list[int]) -> None:
     """Drop nodes that need all that another does, and cost no less."""
     order = sorted(members, key=lambda n: (len(form.needs[n]), n))[:_COMPARED]
-    first, *rest = form.costs
-    kept: list[tuple[frozenset[int], int, int]] = []
+    kept: list[tuple[frozenset[int], int]] = []
     for n in order:
-        needs, price = form.needs[n], first[n]
-        for fewer, less, m in kept:
-            if less <= price and fewer <= needs and all(k[m] <= k[n] for k in rest):
-                gone.append(n)
-                break
+        needs, price = form.needs[n], form.cost[n]
+        if any(less <= price and fewer <= needs for fewer, less in kept):
+            gone.append(n)
         else:
-            kept.append((needs, price, n))
+            kept.append((needs, price))
 
 
 def _drop_brought(form: AndOr, known: Closure, c: int, members: list[int], gone: list[int]) -> None:
     """The same with all that a node brings: of two that bring each other's needs, one stays."""
     order = sorted(members, key=lambda n: (len(form.needs[n]), n))[:_COMPARED]
     own = 1 << known.bit[c]
-    first, *rest = form.costs
     kept: list[tuple[int, int, int, int]] = []  # needs, beyond what it brings, cost, node
     for n in order:
-        mask, price = known.mask(form.needs[n]), first[n]
+        mask, price = known.mask(form.needs[n]), form.cost[n]
         brought = known.needed(form.needs[n])
         if brought & own:  # on a cycle: another reduction's business
             continue
         beyond = ~brought
-        for fewer, _, less, m in kept:
-            if less <= price and not fewer & beyond and all(k[m] <= k[n] for k in rest):
-                gone.append(n)
-                break
-        else:
-            # One that needs more, by its own list, may still be had for less.
-            beaten = [
-                m
-                for _, others, more, m in kept
-                if price <= more and not mask & others and all(k[n] <= k[m] for k in rest)
-            ]
-            if beaten:
-                gone.extend(beaten)
-                kept = [row for row in kept if row[3] not in beaten]
-            kept.append((mask, beyond, price, n))
+        if any(less <= price and not fewer & beyond for fewer, _, less, _ in kept):
+            gone.append(n)
+            continue
+        # One that needs more, by its own list, may still be had for less.
+        beaten = [m for _, others, more, m in kept if price <= more and not mask & others]
+        if beaten:
+            gone.extend(beaten)
+            kept = [row for row in kept if row[3] not in beaten]
+        kept.append((mask, beyond, price, n))
 
 
-def too_dear(form: AndOr, known: Closure, most: int, objective: int = 0) -> None:
-    """Drop nodes whose company alone costs `most` or more, in one objective.
+def too_dear(form: AndOr, known: Closure, most: int) -> None:
+    """Drop nodes whose company alone costs `most` or more.
 
     Choosing a node makes everything above its class active, and all that these and its children
     require; each active class costs at least its cheapest node.
     """
-    cost = form.costs[objective]
+    cost = form.cost
     if not cost or min(cost.values()) < 0:
         return
     # Classes that lost their last node just now, or are gone, count for nothing.
@@ -211,7 +192,7 @@ def too_dear(form: AndOr, known: Closure, most: int, objective: int = 0) -> None
     always = 0
     for r in form.roots:
         always |= known.required[r]
-    base = form.constant[objective] + sum(cheapest[c] for c in known.members(always))
+    base = form.constant + sum(cheapest[c] for c in known.members(always))
     if base >= most:
         form.remove(list(form.home))
         return
@@ -283,8 +264,7 @@ def fix_required(form: AndOr) -> None:
                 if not form.members[c]:
                     return
             form.fixed.extend(form.parts[n])
-            for k, column in enumerate(form.costs):
-                form.constant[k] += column[n]
+            form.constant += form.cost[n]
             form.roots |= form.needs[n]
             form.roots.discard(c)
             form.uncover(n)
@@ -322,7 +302,7 @@ def merge_series(form: AndOr) -> None:
         # What merging gave a need that it had already stands there twice.
         there = dict.fromkeys(parents.get(c, ()))
         users = [p for p in there if p in form.home and c in form.needs[p]]
-        free = len(members) == 1 and all(column[members[0]] == 0 for column in form.costs)
+        free = len(members) == 1 and form.cost[members[0]] == 0
         edges = sum(len(form.needs[m]) for m in members)
         if len(users) == 1:
             (u,) = users
@@ -334,8 +314,8 @@ def merge_series(form: AndOr) -> None:
                 if home in form.needs[m]:
                     continue
                 needs = (rest | form.needs[m]) - {home}
-                costs = [column[u] + column[m] for column in form.costs]
-                merged = form.add(home, needs, costs, form.parts[u] + form.parts[m])
+                cost = form.cost[u] + form.cost[m]
+                merged = form.add(home, needs, cost, form.parts[u] + form.parts[m])
                 met = form.covers.get(u, set()) | form.covers.get(m, set())
                 if met:
                     form.covers[merged] = met

@@ -79,14 +79,13 @@ def split(form: AndOr) -> list[AndOr]:
         return [form]
     parts = []
     for classes in groups.values():
-        part = AndOr(len(form.costs), form.scale)
+        part = AndOr(form.scale)
         part.next_node = form.next_node
         for c in classes:
             part.members[c] = list(form.members[c])
             for n in form.members[c]:
                 part.needs[n], part.home[n], part.parts[n] = form.needs[n], c, form.parts[n]
-                for mine, column in zip(part.costs, form.costs, strict=True):
-                    mine[n] = column[n]
+                part.cost[n] = form.cost[n]
         part.roots = form.roots.intersection(classes)
         part.next_cover = form.next_cover
         parts.append(part)
@@ -111,19 +110,17 @@ def trivial_bound(form: AndOr) -> int:
     """A bound without search: roots at their cheapest, and everything below zero for nothing."""
     least = {c: min((form.cost[n] for n in m), default=0) for c, m in form.members.items()}
     rest = sum(min(0, v) for c, v in least.items() if c not in form.roots)
-    return form.constant[0] + rest + sum(least[r] for r in form.roots)
+    return form.constant + rest + sum(least[r] for r in form.roots)
 
 
 @dataclass(frozen=True)
 class Search:
     """Settings of a search: when it ends (`time.perf_counter`), its seed, and how wide forms may be
-    for elimination. `limit` bounds the second objective (scaled, with the constant). With `apart`,
-    programs are solved in another process."""
+    for elimination. With `apart`, programs are solved in another process."""
 
     deadline: float
     seed: int = 0
     widest: int = 8
-    limit: int | None = None
     apart: bool = False
 
     def left(self) -> float:
@@ -139,21 +136,19 @@ class Search:
         bound: Scaled = -math.inf
         for turn in range(10):
             until = min(self.deadline, time.perf_counter() + 10.0)
-            if not reduce(form, until, record.most, self.limit):
+            if not reduce(form, until, record.most):
                 return record.value
             if turn == 0:
                 bound = trivial_bound(form)
                 bounded(bound)
-            parts = split(form) if self.limit is None else [form]
+            parts = split(form)
             if len(parts) > 1:
                 return self._parts(form, parts, record, bounded)
             end = min(self.deadline, time.perf_counter() + 1.0)
-            most = record.most if len(form.costs) == 1 else None
-            found = eliminate(form, end, most, 20_000, widest=self.widest)
+            found = eliminate(form, end, record.most, 20_000, widest=self.widest)
             if found is not None:
-                for vector, nodes in found.points:
-                    if self.limit is None or vector[1] <= self.limit:
-                        record.offer(form, {form.home[n]: n for n in nodes})
+                if found.best is not None:
+                    record.offer(form, {form.home[n]: n for n in found.best[1]})
                 return record.value
             if self.left() <= 0:
                 return bound
@@ -161,7 +156,7 @@ class Search:
             improvement.start(min(self.deadline, time.perf_counter() + 2.0))
             if not form.negative():
                 improvement.run(min(self.deadline, time.perf_counter() + 2.0))
-            if self._offer(form, improvement.best, record):
+            if record.offer(form, improvement.best):
                 continue
             if self.apart:
                 return max(bound, self._apart(form, record, bounded))
@@ -169,7 +164,7 @@ class Search:
                 self._anneal(form, record, improvement.best, 0.25, 4.0)
             elif turn == 0 and len(form.home) > _LARGE_FORM:  # its relaxation takes a while
                 self._anneal(form, record, improvement.best, 0.08, 1.0)
-            model = Model(form, closure(form, self.deadline), self.limit)
+            model = Model(form, closure(form, self.deadline))
             least, last = self._relax(model, record, improvement)
             bound = max(bound, least)
             bounded(bound)
@@ -181,22 +176,12 @@ class Search:
             share, longest, turns = (0.35, 8.0, 2) if form.negative() else (0.1, 1.0, 1)
             if turn < turns and self._anneal(form, record, improvement.best, share, longest):
                 continue
-            dear = too_dear(model.node_at, model.unit, last, record.value - form.constant[0])
+            dear = too_dear(model.node_at, model.unit, last, record.value - form.constant)
             if len(dear) < max(1, len(form.home) // 10):
                 model.program.fix([model.node_at[n] for n in dear])
                 break
             form.remove(dear)
         return max(bound, self._branch(model, record, bound, bounded))
-
-    def _offer(self, form: AndOr, chosen: Chosen | None, record: Record) -> bool:
-        """Take a choice that keeps to the limit."""
-        if chosen is None:
-            return False
-        if self.limit is not None:
-            second = form.costs[1]
-            if form.constant[1] + sum(second[n] for n in chosen.values()) > self.limit:
-                return False
-        return record.offer(form, chosen)
 
     def _parts(
         self,
@@ -208,7 +193,7 @@ class Search:
         """Solve parts that share nothing, the smallest first; bounds and values add."""
         bounds: list[Scaled] = [trivial_bound(p) for p in parts]
         records: list[Record] = []
-        base = form.constant[0]
+        base = form.constant
         for k, i in enumerate(sorted(range(len(parts)), key=lambda i: (len(parts[i].home), i))):
 
             def tell(value: Scaled, i: int = i) -> None:
@@ -235,7 +220,7 @@ class Search:
         self, model: Model, record: Record, improvement: Improvement
     ) -> tuple[Scaled, Solved | None]:
         """Rounds of cuts on the relaxation, choices built from its solutions: (bound, last)."""
-        constant, unit = model.form.constant[0], model.unit
+        constant, unit = model.form.constant, model.unit
         bound: Scaled = -math.inf
         last: Solved | None = None
         before = -math.inf
@@ -271,7 +256,7 @@ class Search:
         at = model.node_at
         for trust in (1.0, 0.9, 0.5):
             improvement.rebuild(lambda n, trust=trust: max(0.0, 1.0 - trust * x[at[n]]))  # type: ignore[misc]
-        self._offer(model.form, improvement.best, record)
+        record.offer(model.form, improvement.best)
 
     def _anneal(
         self, form: AndOr, record: Record, built: Chosen | None, share: float, most: float
@@ -281,7 +266,7 @@ class Search:
         Where the form no longer has the best choice, which only better ones may replace, what was
         built in it is the start.
         """
-        if self.limit is not None or not anneals(form):
+        if not anneals(form):
             return False
         chosen = None if record.picks is None else expressed(form, dict(record.picks))
         chosen = chosen or built
@@ -317,7 +302,7 @@ class Search:
         chosen = None if record.picks is None else expressed(form, dict(record.picks))
         return {
             "scale": form.scale,
-            "constant": form.constant[0],
+            "constant": form.constant,
             "roots": sorted(form.roots),
             "nodes": [
                 (n, c, form.cost[n], sorted(form.needs[n]), sorted(form.covers.get(n, ())))
@@ -343,11 +328,11 @@ class Search:
             if solved.infeasible:
                 return record.value
             if solved.bound > -math.inf:
-                bound = max(bound, form.constant[0] + model.unit.bound(solved.bound))
+                bound = max(bound, form.constant + model.unit.bound(solved.bound))
                 bounded(min(bound, record.value))
             if solved.x is None:
                 return min(bound, record.value)
-            better = self._offer(form, model.chosen(solved.x), record)
+            better = record.offer(form, model.chosen(solved.x))
             if bound >= record.value:
                 return record.value
             rows = model.cuts.separate(np.round(solved.x), self.seed + turn, whole=True)
@@ -361,10 +346,10 @@ def solve_plainly(asked: str) -> None:
     """Search a form that comes as JSON, and tell what is found, in JSON: nodes of better choices
     with their value, and bounds."""
     arrived, data = time.perf_counter(), json.loads(asked)
-    form = AndOr(1, data["scale"])
-    form.constant, form.roots = [data["constant"]], set(data["roots"])
+    form = AndOr(data["scale"])
+    form.constant, form.roots = data["constant"], set(data["roots"])
     for number, home, cost, needs, covers in data["nodes"]:
-        n = form.add(home, needs, (cost,), ((home, number),))
+        n = form.add(home, needs, cost, ((home, number),))
         if covers:
             form.covers[n] = set(covers)
             form.next_cover = max(form.next_cover, *(k + 1 for k in covers))
@@ -565,7 +550,7 @@ class Annealing:
         start = best = self.value
         found = self.chosen()
         if not self.open:
-            return best + self.form.constant[0], found
+            return best + self.form.constant, found
         seconds = min(seconds, _PATIENCE * len(self.form.home) ** 2)
         started = time.perf_counter()
         members, users = self.form.members, self.users
@@ -594,7 +579,7 @@ class Annealing:
                 self.move(c, old, afresh=False)
             elif self.value < best:
                 best, found = self.value, self.chosen()
-        return best + self.form.constant[0], found
+        return best + self.form.constant, found
 
 
 def _alone(form: AndOr) -> dict[int, float]:
