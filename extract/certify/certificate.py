@@ -91,7 +91,7 @@ def _check_parts(plan: Plan, walk: Walk, found: Certificate) -> None:
     """Check that costs are made up of their parts: the peak of arrays, the seconds of kernels and
     collectives, which run one after another at most. Raises ExtractError."""
     change: dict[int, float] = defaultdict(float)
-    for _, x in walk.lying():
+    for _, x in walk.lying:
         change[x.begin] += x.amount
         change[x.end] -= x.amount
     peak = max(accumulate(change[at] for at in sorted(change)), default=0.0)

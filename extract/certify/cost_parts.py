@@ -149,7 +149,7 @@ def peak_of(walk: Walk, found: Certificate) -> Peak:
     begins = [begin for _, begin, _ in found.step.runs] or [0.0]
     (at,) = walk.ground.streams.at(found.step, [begins[min(tick // 2, len(begins) - 1)]])
     parts = []
-    for v, x in walk.lying():
+    for v, x in walk.lying:
         if not (x.begin <= tick < x.end and x.amount):
             continue
         body, local = walk.body_of[v], walk.local[v]

@@ -406,11 +406,12 @@ class Walk:
     def profile(self) -> tuple[float, ...]:
         """Bytes alive at each tick of the schedule, two for every unit."""
         change = np.zeros(self.ground.lives.end + 1)
-        for _, x in self.lying():
+        for _, x in self.lying:
             change[x.begin] += x.amount
             change[x.end] -= x.amount
         return tuple(np.cumsum(change)[:-1].tolist())
 
+    @cached_property
     def lying(self) -> Sequence[tuple[FlatId, Buffer]]:
         """What is in memory, array by array; what lies in the place of a result before that is made
         is no more than the place."""

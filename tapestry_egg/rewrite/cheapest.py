@@ -10,7 +10,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.rewrite.terms.explore import BUDGET, Explored
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, Terms, as_written, cost_of, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
-from tapestry_egg.schedule.one_device import least_seconds, program_seconds
+from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.work import Work
 
 from .folded_program import Folded, class_weights
@@ -37,7 +37,7 @@ def cheapest(
     graph: BlockGraph,
     explored: Explored,
     target: Target,
-    given: float,
+    price: Callable[[BlockGraph], float],
     folded: Folded | None = None,
     passes: float = 0.0,
     first: Sequence[int] | None = None,
@@ -47,20 +47,18 @@ def cheapest(
     """The cheapest of the graphs that compute what this one does, as far as tried, from the choice
     `first` on, or from this one.
 
-    The price are seconds, and those of so many `passes` over all that is stored; `given` is that of
-    this one. Where it is folded, the price is that of the program that it stands for. What is tried
-    counts as `work`; nothing new is when that has come halfway to `until`.
+    `price` gives the seconds of a graph, and those of so many `passes` over all that is stored;
+    where the graph is folded, those of the program that it stands for. What is tried counts as
+    `work`; nothing new is when that has come halfway to `until`.
     """
     work, late = work or Work(), False
     most = (work.units + until) / 2.0
     terms, catalogue = explored.terms, explored.catalogue
     least = [least_seconds(a.signature, target, passes) for a in catalogue]
     roots = terms.roots(graph)
-    weights = folded.weights if folded else None
     picked = list(first or as_written(terms, least))
     best = rebuild(graph, terms, catalogue, picked) or Rebuilt(graph, ())
-    same = best.graph.operations == graph.operations
-    seconds = given if same else program_seconds(best.graph, target, weights, passes)
+    seconds = price(best.graph)
 
     def judge(pick: list[int]) -> bool:
         nonlocal best, seconds, picked, late
@@ -70,7 +68,7 @@ def cheapest(
         built = rebuild(graph, terms, catalogue, pick)
         if built is None:
             return False
-        found = program_seconds(built.graph, target, weights, passes)
+        found = price(built.graph)
         if found >= seconds:
             return False
         best, seconds, picked = built, found, list(pick)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from typing import Any
 
 from tapestry_egg.egraphs.process import Budget
@@ -127,6 +127,8 @@ class _Held:
     explored: Explored
     work: Work
     until: float
+    #: Programs priced so far, with the passes and the price of each.
+    priced: list[tuple[BlockGraph, float, float]] = field(default_factory=list)
 
     @property
     def is_late(self) -> bool:
@@ -156,11 +158,23 @@ class _Held:
         graph, weights = (before.graph, before.weights) if before else (self.graph, None)
         return program_seconds(graph, self.target, weights)
 
-    @cached_property
+    @property
     def given(self) -> float:
         """The same with the best form of every region."""
+        return self.price(self.small)
+
+    def price(self, graph: BlockGraph, passes: float = 0.0) -> float:
+        """Seconds on one device of the program that the rules have run on or of another that they
+        hold, and those of so many `passes` over all that it stores. Equal programs are priced
+        once: every ruleset begins from the same one, and many try the same changes of it."""
+        for known, of_passes, seconds in self.priced:
+            same = known.operations == graph.operations and known.values == graph.values
+            if same and of_passes == passes:
+                return seconds
         weights = self.folded.weights if self.folded else None
-        return program_seconds(self.small, self.target, weights)
+        seconds = program_seconds(graph, self.target, weights, passes)
+        self.priced.append((graph, passes, seconds))
+        return seconds
 
     @cached_property
     def seconds(self) -> list[float]:
@@ -169,25 +183,20 @@ class _Held:
 
     def cheapest(self, explored: Explored) -> Cheapest:
         """Of what was found the program that takes least on one device."""
-        return self._cheapest(explored, self.given)
+        return self._cheapest(explored)
 
     def _cheapest(
-        self,
-        explored: Explored,
-        given: float,
-        passes: float = 0.0,
-        first: Sequence[int] | None = None,
+        self, explored: Explored, passes: float = 0.0, first: Sequence[int] | None = None
     ) -> Cheapest:
         """The same, of what is priced at so many passes over what it stores."""
         small, target, folded, work = self.small, self.target, self.folded, self.work
         self.prices()
-        return cheapest(small, explored, target, given, folded, passes, first, work, self.until)
+        price = partial(self.price, passes=passes)
+        return cheapest(small, explored, target, price, folded, passes, first, work, self.until)
 
     def leanest(self, fastest: Cheapest) -> Cheapest:
         """The same where what stands counts most, from the one on that takes least."""
-        weights = self.folded.weights if self.folded else None
-        given = program_seconds(self.small, self.target, weights, _PASSES)
-        return self._cheapest(self.explored, given, _PASSES, fastest.pick)
+        return self._cheapest(self.explored, _PASSES, fastest.pick)
 
     def is_proven(self, built: Rebuilt) -> bool:
         """Whether a graph follows from the one given, as it must where a file is read."""

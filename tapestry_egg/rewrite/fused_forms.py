@@ -250,10 +250,12 @@ def _lean(found: Sequence[Form], form: Form, target: Target, limit: float) -> tu
     held = peak_alone(form.graph, target)
     if held > _FITS * limit * target.devices or any(f.slower for f in found):
         changes[blocks.OF_LARGEST] = blocks.with_blocks_of_largest
-    forms, least = [], held
+    forms, least = list[Form](), held
     for rule, change in changes.items():
         made = change(form.graph)
-        if made is form.graph or peak_alone(made, target) > (1.0 - LEAST_SAVED) * least:
+        if made is form.graph or any(made == f.graph for f in forms):
+            continue
+        if peak_alone(made, target) > (1.0 - LEAST_SAVED) * least:
             continue
         least = peak_alone(made, target)
         step = RuleStep(

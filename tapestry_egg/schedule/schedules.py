@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
@@ -267,24 +267,44 @@ class _Order:
         self.given = given
         # At nought a group may run before its turn.
         self.waiting = [len(others) for others in given.after]
-        self.behind: dict[int, set[int]] = defaultdict(set)  # what waits for what is sent together
-        for g, v in self._takers(together):
-            by = given.maker.get(v)  # its own is one that it waits for in vain
-            if by is not None and by not in given.after[g] and g not in self.behind[by]:
-                self.behind[by].add(g)
-                self.waiting[g] += 1
+        # Of what is sent at once: groups of its makers that have not run, and those that wait for
+        # all of them; and of which of these sets a group is a maker.
+        self.unmade: list[int] = []
+        self.takers: list[Collection[int]] = []
+        self.makes: dict[int, list[int]] = defaultdict(list)
+        for copies in together:
+            self._send(copies)
         self.left = {v: len(gs) for v, gs in given.users.items()}  # readers that have not run yet
         self.done = [False] * len(given.groups)
         # Groups whose turn came before what is sent with what they read.
         self.overdue: set[int] = set()
         self.order: list[int] = []
 
-    def _takers(self, together: Together) -> Iterator[tuple[int, FlatId]]:
-        """Groups that take a copy that is sent with others, and the values of these."""
-        for copies in together:
-            for v, taken in copies:
-                groups = {self.given.group_of[k] for k in taken if k in self.given.group_of}
-                yield from ((g, w) for g in groups for w, _ in copies if w != v)
+    def _send(self, copies: Collection[tuple[FlatId, Collection[int]]]) -> None:
+        """Let every group that takes some of what is sent at once wait for the makers of all of it.
+        What makes a value that it takes itself waits for those of the others."""
+        given, group_of = self.given, self.given.group_of
+        maker = {v: given.maker.get(v) for v, _ in copies}
+        takers: set[int] = set()
+        for v, taken in copies:
+            for g in {group_of[k] for k in taken if k in group_of}:
+                if maker[v] is None or maker[v] in given.after[g]:
+                    takers.add(g)
+                else:
+                    self._wait((g,), {by for w, by in maker.items() if w != v})
+        self._wait(takers, set(maker.values()))
+
+    def _wait(self, takers: Collection[int], makers: set[int | None]) -> None:
+        """Let groups wait until some makers have run; what enters the program has none."""
+        some = [by for by in makers if by is not None]
+        if not some:
+            return
+        for by in some:
+            self.makes[by].append(len(self.unmade))
+        self.unmade.append(len(some))
+        self.takers.append(takers)
+        for g in takers:
+            self.waiting[g] += 1
 
     def whole(self) -> list[int]:
         """All groups in their order."""
@@ -311,19 +331,29 @@ class _Order:
             self.order.append(now)
             for v in self.given.reads[now]:
                 self.left[v] -= 1
-            ready = []
             behind: Sequence[int] = self.given.behind[now]
-            if now in self.behind:
-                behind = sorted({*behind, *self.behind[now]}, reverse=True)
             for f in behind:
                 self.waiting[f] -= 1
-                if self.waiting[f] == 0 and not self.done[f]:
-                    ready.append(f)
+            if sent := self._sent_by(now):
+                behind = sorted({*behind, *sent}, reverse=True)
+            ready = [f for f in behind if self.waiting[f] == 0 and not self.done[f]]
             frees = [f for f in ready if self._change(f) < -_SMALL]
             for f in ready:
                 if f in self.overdue and f not in frees:
                     heappush(overdue, f)
             freeing.extend(dict.fromkeys([*frees, *self._last_readers(now)]))
+
+    def _sent_by(self, now: int) -> list[int]:
+        """The groups that take what can be sent now that group `now` has run: the last of its
+        makers."""
+        found: list[int] = []
+        for n in self.makes.get(now, ()):
+            self.unmade[n] -= 1
+            if not self.unmade[n]:
+                found += self.takers[n]
+        for f in found:
+            self.waiting[f] -= 1
+        return found
 
     def _last_readers(self, now: int) -> list[int]:
         """What became ready earlier, and frees memory now that group `now` has read as well."""

@@ -212,7 +212,7 @@ def _at_peak(account: Account, at: set[tuple[int, int]]) -> float:
         for b, k in at
         for v in account.program.bodies[b].graph.operations[k].outputs
     }
-    for v, x in account.walk.lying():
+    for v, x in account.walk.lying:
         if v in made and x.begin <= account.peak_tick < x.end:
             total += x.amount
     return total

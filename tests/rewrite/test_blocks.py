@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,11 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.rewrite import fused_forms
+from tapestry_egg.rewrite.form import Form
+from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.streams import blocks
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
@@ -181,6 +186,21 @@ def check_blocks(function: Callable[..., Array], streams: bool) -> None:
     xs = draw(shapes, below=8)
     for got, want in zip(emit(made)(*xs), emit(graph)(*xs), strict=True):
         np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_that_are_the_same_by_both_rules_are_looked_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    graph = trace(step(picked), *arguments(jnp.float32)).graph
+    assert blocks.with_blocks(graph) == blocks.with_blocks_of_largest(graph) != graph
+    looked: list[BlockGraph] = []
+    monkeypatch.setattr(
+        fused_forms, "peak_alone", lambda g, target: looked.append(g) or peak_alone(g, target)
+    )
+    given = Form(graph)
+    (lean,) = fused_forms._lean((given,), given, load_target("h100:8"), 0.0)
+    assert lean.rules == (blocks.RULE,)
+    assert all(a is b or a != b for a, b in combinations(looked, 2))
 
 
 def test_what_is_read_along_two_dims_stays() -> None:

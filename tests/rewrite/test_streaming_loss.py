@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
@@ -163,6 +164,23 @@ def test_plans_cut_what_is_summed() -> None:
         jax.tree.leaves(got), jax.tree.leaves(jax.jit(step(picked))(*inputs)), strict=True
     ):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-7)
+
+
+def test_equal_programs_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rulesets begin from one program, and try the same changes of it."""
+    priced: list[tuple[BlockGraph, float]] = []
+
+    def price(graph: BlockGraph, target: Target, weights: Any, passes: float) -> float:
+        priced.append((graph, passes))
+        return program_seconds(graph, target, weights, passes)
+
+    monkeypatch.setattr("tapestry_egg.rewrite.forms.program_seconds", price)
+    graph = trace(step(picked), *arguments(1024, 64, 8192)).graph
+    found = forms(graph, BOOKS, load_target("v5e:1"), lean=True)
+    assert len(found) > 2 and len(priced) > 2
+    for k, (one, passes) in enumerate(priced):
+        same = [g for g, p in priced[:k] if p == passes and g.operations == one.operations]
+        assert not same
 
 
 @pytest.mark.long

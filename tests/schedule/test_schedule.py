@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
+from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
@@ -239,6 +241,43 @@ def test_what_waits_for_what_is_sent_with_its_copy_has_its_place_in_that_order()
     arranged = replace(graph, operations=tuple(graph.operations[k] for k in order))
     again = taken(arranged, (order.index(early), order.index(late)))
     assert again == list(range(len(order)))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_sent_at_once_waits_as_every_two_of_it_would(seed: int) -> None:
+    """Also where that cannot be, and where some of it enters the program."""
+    rng = np.random.default_rng(seed)
+
+    def f(*given: jax.Array) -> Any:
+        made = [*given]
+        for _ in range(24):
+            a, b = rng.choice(len(made), 2)
+            made.append(jnp.tanh(made[a]) @ made[b])
+        return made[-6:]
+
+    graph = trace(f, X, X, X).graph
+    flat = flatten(graph, {})
+    readers: dict[int, list[int]] = {}
+    for k, op in enumerate(graph.operations):
+        for v in op.inputs:
+            readers.setdefault(flat.bodies[0].values[v], []).append(k)
+
+    def order(together: Any) -> list[int] | None:
+        try:
+            return order_of(flat, together)
+        except PlanError:
+            return None
+
+    found = set()
+    for _ in range(30):
+        sent = [
+            (v, tuple(rng.choice(readers[v], rng.integers(len(readers[v])) + 1).tolist()))
+            for v in rng.choice([*readers], rng.integers(2, 6), replace=False).tolist()
+        ]
+        made = order([sent])
+        assert made == order([*combinations(sent, 2)])
+        found.add("impossible" if made is None else made == order(()))
+    assert found == {"impossible", True, False}
 
 
 def test_a_region_is_one_operation_of_the_order() -> None:

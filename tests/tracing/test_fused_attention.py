@@ -1,6 +1,7 @@
 """Programs that ask JAX for cuDNN's attention, planned and run where there is none."""
 
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,12 @@ import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.metakernels import registry
-from tapestry_egg.runtime.lower.kernels.attention import flash_attention_backward_p
+from tapestry_egg.runtime.lower.kernels.attention import (
+    flash_attention,
+    flash_attention_backward,
+    flash_attention_backward_p,
+    flash_attention_p,
+)
 from tapestry_egg.tracing.fused_attention import recognized
 from tests.plans.plans import plan_by_hand
 from tests.runtime.lowered import MESH, Y, check, numbers
@@ -113,6 +119,28 @@ def test_scores_that_a_function_changes_are_not_the_kernels() -> None:
     kernel, operands = "dot_product_attention_fwd_wrapper", [rows] * 3 + [none] * 7
     assert recognized(kernel, params | {"score_mod": None}, operands) is not None
     assert recognized(kernel, params | {"score_mod": jnp.tanh}, operands) is None
+
+
+@pytest.mark.parametrize("dtypes", [("bfloat16",) * 3, ("float32", "float16", "bfloat16")])
+@pytest.mark.parametrize("flags", [None, "bool", "float32"])
+def test_the_types_of_results_are_those_that_the_blocks_give(
+    dtypes: tuple[str, ...], flags: str | None
+) -> None:
+    """They are told without a trace of the blocks."""
+    params = {"scale": 0.35, "causal": True, "window": 0, "fill": 0.0}
+    shapes = (2, 256, 4, 8), (2, 192, 2, 8), (2, 192, 2, 8)
+    given = [jax.ShapeDtypeStruct(s, t) for s, t in zip(shapes, dtypes, strict=True)]
+    mask = [jax.ShapeDtypeStruct((2, 4, 256, 192), flags)] if flags else []
+
+    def same(primitive: Any, run: Any, *operands: Any) -> list[Any]:
+        told = jax.eval_shape(partial(primitive.bind, **params), *operands)
+        made = jax.eval_shape(partial(run, **params), *operands)
+        assert [(x.shape, x.dtype) for x in told] == [(x.shape, x.dtype) for x in made]
+        return told
+
+    out, stats = same(flash_attention_p, flash_attention, *given, *mask)
+    gradient = flash_attention_backward_p, flash_attention_backward
+    same(*gradient, *given, stats, out, out, *mask)
 
 
 @pytest.mark.slow

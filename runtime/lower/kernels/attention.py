@@ -443,7 +443,21 @@ def after_rows(
     return [out.astype(q.dtype), stats]
 
 
-def _widened(run: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Array]]:
+#: Shapes and dtypes of what a kernel gives of such operands, without a trace of it.
+_Types = Callable[..., list[tuple[tuple[int, ...], Any]]]
+
+
+def _of_output(q: Any, k: Any, v: Any, *_: Any) -> list[tuple[tuple[int, ...], Any]]:
+    batch, rows, heads = q.shape[:3]
+    wide = jnp.promote_types(q.dtype, jnp.float32)
+    return [(q.shape, v.dtype), ((batch, heads, rows), wide)]
+
+
+def _of_gradients(*operands: Any) -> list[tuple[tuple[int, ...], Any]]:
+    return [(x.shape, x.dtype) for x in operands[:3]]
+
+
+def _widened(run: Callable[..., list[jax.Array]], types: _Types) -> Callable[..., list[jax.Array]]:
     """The same in float32 at least, for CPUs.
 
     XLA has no product there of bfloat16 with a float32 result for every order of dims ("unsupported
@@ -451,7 +465,6 @@ def _widened(run: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Arra
     """
 
     def wide(*operands: jax.Array, **params: Any) -> list[jax.Array]:
-        types = [o.dtype for o in jax.eval_shape(partial(run, **params), *operands)]
         made = run(
             *[
                 x if x.dtype == jnp.bool_ else x.astype(jnp.promote_types(x.dtype, jnp.float32))
@@ -459,30 +472,32 @@ def _widened(run: Callable[..., list[jax.Array]]) -> Callable[..., list[jax.Arra
             ],
             **params,
         )
-        return [x.astype(t) for x, t in zip(made, types, strict=True)]
+        return [x.astype(t) for x, (_, t) in zip(made, types(*operands), strict=True)]
 
     return wide
 
 
-def _primitive(name: str, half: str, run: Callable[..., list[jax.Array]]) -> Primitive:
+def _primitive(
+    name: str, half: str, run: Callable[..., list[jax.Array]], types: _Types
+) -> Primitive:
     made = Primitive(name)
     made.multiple_results = True
     made.def_impl(lambda *operands, **params: jax.jit(partial(made.bind, **params))(*operands))
 
-    def typed(*operands: Any, **params: Any) -> Any:
-        types = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in operands]
-        outs = jax.eval_shape(partial(run, **params), *types)
+    def typed(*operands: Any, **_: Any) -> Any:
         like = operands[0]
-        return [like.update(shape=o.shape, dtype=o.dtype, weak_type=False) for o in outs]
+        return [like.update(shape=s, dtype=t, weak_type=False) for s, t in types(*operands)]
 
     made.def_abstract_eval(typed)
     mlir.register_lowering(made, mlir.lower_fun(run, multiple_results=True))
     cuda = mlir.lower_fun(by_cudnn(half, run), multiple_results=True)
     mlir.register_lowering(made, cuda, platform="cuda")
-    cpu = mlir.lower_fun(_widened(run), multiple_results=True)
+    cpu = mlir.lower_fun(_widened(run, types), multiple_results=True)
     mlir.register_lowering(made, cpu, platform="cpu")
     return made
 
 
-flash_attention_p = _primitive("flash_attention", "fwd", flash_attention)
-flash_attention_backward_p = _primitive("flash_attention_backward", "bwd", flash_attention_backward)
+flash_attention_p = _primitive("flash_attention", "fwd", flash_attention, _of_output)
+flash_attention_backward_p = _primitive(
+    "flash_attention_backward", "bwd", flash_attention_backward, _of_gradients
+)
