@@ -18,7 +18,7 @@ from tapestry_egg.plans.plan import Lane, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
 from tapestry_egg.schedule.schedules import Schedule
 
-from .ground import Ground, Legal
+from .ground import Ground
 from .recount import Walk
 from .verdict import Certificate
 
@@ -44,11 +44,9 @@ def certify_all(
     schedule: Schedule,
     target: Target,
     limits: Mapping[str, float | str] | None = None,
-    legal: Legal | None = None,
 ) -> list[Certificate | ExtractError]:
-    """Per plan of one schedule, its certificate or the error that says why there is none. What is
-    `legal` of other schedules is not checked again, and what is found so is added."""
-    ground = Ground(schedule, target, legal)
+    """Per plan of one schedule, its certificate or the error that says why there is none."""
+    ground = Ground(schedule, target)
     found: list[Certificate | ExtractError] = []
     for plan in plans:
         try:

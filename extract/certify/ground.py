@@ -6,11 +6,7 @@ from collections.abc import Mapping
 from functools import cached_property
 
 from tapestry_egg.graph.ids import FlatId, InstanceId
-from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.plans.exchanges import Exchange
-from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.schedule.leaving import Leaving
 from tapestry_egg.schedule.lifetimes import lives_of
 from tapestry_egg.schedule.lying import made_straight, read_straight, window_dims
@@ -19,15 +15,11 @@ from tapestry_egg.schedule.traffic import Traffic, traffic_of
 
 from .longest_path import Streams
 
-#: Strategies that were checked before, by the identity of the signature, which stands beside what
-#: operations so cut get from neighbours and so keeps its identity.
-Legal = dict[tuple[int, Strategy, MeshShape], tuple[OperationSignature, tuple[Exchange, ...]]]
-
 
 class Ground:
-    """What all plans of one schedule have in common; `legal` may be that of another schedule."""
+    """What all plans of one schedule have in common."""
 
-    def __init__(self, schedule: Schedule, target: Target, legal: Legal | None = None) -> None:
+    def __init__(self, schedule: Schedule, target: Target) -> None:
         self.schedule, self.target = schedule, target
         self.program = schedule.program
         self.body_of = self.program.body_of
@@ -37,7 +29,6 @@ class Ground:
         self.times = [body.weight for body in self.program.bodies]
         self.lives = lives_of(schedule, target.epilogues, target.fusing)
         self.streams = Streams(schedule, target.slowdown)
-        self.legal: Legal = {} if legal is None else legal
 
     @cached_property
     def traffic(self) -> Traffic:

@@ -31,9 +31,10 @@ from tapestry_egg.machine.energy import (
     idle_joules,
     joules,
 )
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges, sent_together
-from tapestry_egg.plans.plan import BodyPlan, Change, Plan, PlannedCollective
+from tapestry_egg.plans.plan import BodyPlan, Change, Plan, PlannedCollective, Strategy
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import FlatProgram, Instance
 from tapestry_egg.schedule.units import Unit
@@ -165,7 +166,6 @@ class Walk:
     # Legality
 
     def _legal(self) -> None:
-        legal = self.ground.legal
         for i, instance in enumerate(self.program.instances):
             if instance.port:
                 needs, gives = self.ports.needs[i], self.ports.gives[i]
@@ -175,17 +175,12 @@ class Walk:
                     raise self._refuse(instance.body, instance.operation, str(e)) from None
             else:
                 strategy = self.bodies[instance.body].strategies[instance.operation]
-                key = (id(instance.signature), strategy, self.mesh)
-                known = legal.get(key)
-                if known is None:
-                    try:
-                        check_strategy(instance.signature, strategy, self.mesh)
-                    except Illegal as e:
-                        raise self._refuse(instance.body, instance.operation, str(e)) from None
-                    beside = exchanges(instance.signature, strategy.cuts, strategy.needs, self.mesh)
-                    known = legal[key] = (instance.signature, beside)
-                if known[1]:
-                    self.margins[i] = known[1]
+                try:
+                    beside = _beside(instance.signature, strategy, self.mesh)
+                except Illegal as e:
+                    raise self._refuse(instance.body, instance.operation, str(e)) from None
+                if beside:
+                    self.margins[i] = beside
                 needs, gives = strategy.needs, strategy.gives
             for p, layout in enumerate(needs):
                 self.needed[i, p] = layout
@@ -533,6 +528,22 @@ class Walk:
             where=f"certificate of plan {self.plan.name} on {self.mesh}, {place}",
             hint="This is a defect of tapestry-egg; please report the program.",
         )
+
+
+def _beside(
+    signature: OperationSignature, strategy: Strategy, mesh: MeshShape
+) -> tuple[Exchange, ...]:
+    """What an operation so cut gets from neighbours, if it may be cut so. Raises Illegal otherwise.
+
+    The signature remembers what was legal, as equal layers run alike, in all plans and forms.
+    """
+    known: dict[tuple[Strategy, MeshShape], tuple[Exchange, ...]]
+    known = signature.__dict__.setdefault("_legal", {})
+    found = known.get(key := (strategy, mesh))
+    if found is None:
+        check_strategy(signature, strategy, mesh)
+        found = known[key] = exchanges(signature, strategy.cuts, strategy.needs, mesh)
+    return found
 
 
 # The layouts at the ports of a flat program, read off a finished plan, and whether they may be so.

@@ -293,9 +293,7 @@ def _made(
     try:
         body, schedule = with_merged(plan.body, feedback, groups, ground.schedule)
         other = replace(plan, body=body)
-        own = Ground(schedule, ground.target)
-        own.legal |= ground.legal  # of the same operations, which the other ground keeps alive
-        walk = Walk(other, own)
+        walk = Walk(other, Ground(schedule, ground.target))
         costs = walk.certificate().costs
     except (PlanError, ExtractError):
         return None

@@ -24,7 +24,7 @@ from tapestry_egg.errors import (
     TemplateError,
 )
 from tapestry_egg.extract.certify.certificate import said_and_true
-from tapestry_egg.extract.certify.ground import Ground, Legal
+from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.certify.verdict import Refused
 from tapestry_egg.extract.front.front import Front
@@ -126,7 +126,6 @@ def _admit_form(
     except RecursionError:
         raise PlanError("nested too deeply", where=f"{place}.graph") from None
     known: dict[int, tuple[Ground, list[tuple[int, ...]]]] = {}
-    legal: Legal = {}  # in all schedules of it
     for plan, place in own:
         which = id(plan) if plan.body.merged else 0  # all others have one schedule
         if which not in known:
@@ -134,7 +133,7 @@ def _admit_form(
                 found = plan_schedule(plan.body, dict(first.origin.feedback))
             except PlanError as e:
                 raise PlanError(e.what, where=f"{place}.body.merged", hint=_HINT) from None
-            known[which] = Ground(found, first.origin.machine, legal), groups_of(found)
+            known[which] = Ground(found, first.origin.machine), groups_of(found)
         _admit_plan(plan, place, *known[which])
 
 

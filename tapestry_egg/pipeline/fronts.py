@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 
 from tapestry_egg.errors import ExtractError, PlanError
-from tapestry_egg.extract.certify.ground import Legal
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.engine.search import Search
@@ -109,12 +108,11 @@ def certified(
     collectives are merged have been through the certificate, which made their costs."""
     from tapestry_egg.extract.certify.certificate import certify_all
 
-    legal: Legal = {}  # of all schedules
     refused: list[ExtractError] = []
     sound = [p for p in front.plans if p.body.merged]
     if front.original is not None:
         which = next(s for s in schedules if s.program.bodies[0].graph is front.original.graph)
-        (verdict,) = certify_all([front.original], which, machine, legal=legal)
+        (verdict,) = certify_all([front.original], which, machine)
         if isinstance(verdict, ExtractError):
             warnings.warn(f"a plan is left out: {verdict}", stacklevel=5)
             front = replace(front, original=None)
@@ -123,7 +121,7 @@ def certified(
         for s in schedules
     ]
     for schedule, own in ordered:
-        verdicts = certify_all(own, schedule, machine, limits, legal)
+        verdicts = certify_all(own, schedule, machine, limits)
         for p, verdict in zip(own, verdicts, strict=True):
             if isinstance(verdict, ExtractError):
                 refused.append(verdict)

@@ -14,14 +14,16 @@ import pytest
 from models import gpt2
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import certify, recompute
+from tapestry_egg.extract.certify.legality import check_strategy
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.engine.race import Effort, race
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.pipeline import Settings, optimize
-from tapestry_egg.plans.plan import BodyPlan, Costs, Plan
+from tapestry_egg.plans.plan import BodyPlan, Costs, Plan, Strategy
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime import compare, compile
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
@@ -259,6 +261,27 @@ def test_plans_of_the_front_are_certified(certified: tuple[Front, Schedule]) -> 
         )
         assert plan.costs.peak_bytes == max(found.profile)
     assert any(p.costs.wire_bytes > 0 for p in front)
+
+
+def test_strategies_are_checked_once_in_all_plans_and_schedules(
+    certified: tuple[Front, Schedule], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    front, plan_schedule = certified
+    seen: list[tuple[int, Strategy]] = []
+
+    def check(signature: OperationSignature, strategy: Strategy, mesh: MeshShape) -> None:
+        seen.append((id(signature), strategy))
+        check_strategy(signature, strategy, mesh)
+
+    monkeypatch.setattr("tapestry_egg.extract.certify.recount.check_strategy", check)
+    for instance in plan_schedule.program.instances:
+        instance.signature.__dict__.pop("_legal", None)
+    plan = front.best("seconds")
+    certify(plan, plan_schedule, load_target("h100:4"))
+    assert seen and len(seen) == len(set(seen))
+    count = len(seen)
+    certify(plan, scheduled(block_program()), load_target("h100:4"))
+    assert len(seen) == count
 
 
 def recurrence(w: jax.Array, u: jax.Array, xs: jax.Array) -> tuple[jax.Array, jax.Array]:
