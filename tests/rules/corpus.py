@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,16 @@ import yaml
 
 from tapestry_egg.rules import Rule, load_book
 
-_TABLE = yaml.safe_load(Path(__file__).with_name("corpus.yaml").read_text("utf-8"))
+Entries = Mapping[str, Mapping[str, Any]]
+
+_TABLE: dict[str, dict[str, Entries]] = yaml.load(
+    Path(__file__).with_name("corpus.yaml").read_text("utf-8"),
+    getattr(yaml, "CSafeLoader", yaml.SafeLoader),
+)
+ENTRIES = {name: x for part in _TABLE.values() for own in part.values() for name, x in own.items()}
 
 
-def rules_of(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Rule, ...]:
+def rules_of(folder: Path, entries: Entries) -> tuple[Rule, ...]:
     """The rules of these entries, read from a book that is written into a folder."""
     book = [
         {"name": name, "law": name, "reason": entry.get("why", name), "numerics": "exact"}
@@ -30,8 +37,25 @@ def rules_of(folder: Path, entries: Mapping[str, Mapping[str, Any]]) -> tuple[Ru
     return load_book(path).rules
 
 
-with tempfile.TemporaryDirectory() as _folder:
-    FALSE = rules_of(Path(_folder), _TABLE["refused"])
-    TRUE = rules_of(Path(_folder), _TABLE["accepted"])
+def _read(entries: Entries) -> tuple[Rule, ...]:
+    with tempfile.TemporaryDirectory() as folder:
+        return rules_of(Path(folder), entries)
 
-RULES = {rule.name: rule for rule in (*FALSE, *TRUE)}
+
+#: Those that `make test` tries.
+SOME_FALSE, SOME_TRUE = (_read(_TABLE["usual"][word]) for word in ("refused", "accepted"))
+
+
+@cache
+def every_false() -> tuple[Rule, ...]:
+    return SOME_FALSE + _read(_TABLE["others"]["refused"])
+
+
+@cache
+def every_true() -> tuple[Rule, ...]:
+    return SOME_TRUE + _read(_TABLE["others"]["accepted"])
+
+
+def named(name: str) -> Rule:
+    """The rule of this name, in its first direction."""
+    return _read({name: ENTRIES[name]})[0]

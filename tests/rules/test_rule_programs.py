@@ -13,12 +13,12 @@ from tapestry_egg.rules.verify.instances import Drawn, Instance, instances
 from tapestry_egg.rules.verify.laws import sides
 from tapestry_egg.rules.verify.unlike import Unlike
 from tapestry_egg.rules.verify.values import landmarks
-from tests.rules.corpus import TRUE
+from tests.rules.corpus import every_true
 
 
 def programs(every: int, most: int) -> list[Instance]:
     found: list[Instance] = []
-    for rule in TRUE[::every]:
+    for rule in every_true()[::every]:
         for law in sides(rule):
             drawn = instances(rule, law, 5, 200, Drawn(), landmarks(rule), Unlike(most))
             found += [i for i in islice(drawn, most) if i.rounds]

@@ -13,7 +13,7 @@ import pytest
 from tapestry_egg.errors import RuleError
 from tapestry_egg.rules import Rule
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
-from tests.rules.corpus import FALSE, RULES, TRUE
+from tests.rules.corpus import SOME_FALSE, SOME_TRUE, every_false, every_true, named
 from tests.tiers import tiers
 
 
@@ -26,7 +26,7 @@ def refused(rule: Rule, seed: int = 0) -> bool:
     return False
 
 
-@pytest.mark.parametrize("rule", tiers(FALSE[::3], fast=4), ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", tiers(SOME_FALSE, fast=2), ids=lambda r: r.name)
 def test_what_fails_somewhere_is_refused_with_a_counterexample(rule: Rule) -> None:
     with pytest.raises(RuleRefused, match=re.escape(rule.name)) as caught:
         verify_rule(rule)
@@ -40,27 +40,27 @@ def test_what_fails_somewhere_is_refused_with_a_counterexample(rule: Rule) -> No
     assert "becomes" in found.program
 
 
-@pytest.mark.parametrize("rule", tiers(TRUE[::10], fast=4), ids=lambda r: r.name)
+@pytest.mark.parametrize("rule", tiers(SOME_TRUE, fast=4), ids=lambda r: r.name)
 def test_what_holds_everywhere_is_accepted(rule: Rule) -> None:
-    verdict = verify_rule(rule, wanted=8)
+    verdict = verify_rule(rule, wanted=16)
     assert verdict is not None and verdict.instances >= 3
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", [0, 7])
 def test_all_that_fails_somewhere_is_refused_under_any_seed(seed: int) -> None:
-    assert [r.name for r in FALSE if not refused(r, seed)] == []
+    assert [r.name for r in every_false() if not refused(r, seed)] == []
 
 
 @pytest.mark.long
 @pytest.mark.slow
 def test_all_that_holds_everywhere_is_accepted() -> None:
-    assert [r.name for r in TRUE if refused(r)] == []
+    assert [r.name for r in every_true() if refused(r)] == []
 
 
 @pytest.mark.parametrize("name", ["relu6-is-relu", "gather-sorted", "barrier"])
 def test_a_name_changes_nothing(name: str) -> None:
-    rule, told = RULES[name], []
+    rule, told = named(name), []
     for other in (rule.name, "another", "x" * 40):
         try:
             told.append(replace(verify_rule(replace(rule, name=other)), rule="", seconds=0.0))
@@ -71,18 +71,18 @@ def test_a_name_changes_nothing(name: str) -> None:
 
 @pytest.mark.slow
 def test_bits_of_wider_numbers_are_no_law_of_narrow_ones() -> None:
-    assert not any(refused(RULES["bits-of-float32-and-back"], seed) for seed in range(3))
+    assert not any(refused(named("bits-of-float32-and-back"), seed) for seed in range(3))
 
 
 @pytest.mark.slow
 def test_no_rule_is_refused_for_a_broadcast_that_jax_does_not_know() -> None:
     """Its dims are the rule's own: rows of 2 do not stretch to 1."""
-    assert not refused(RULES["shift-of-rows"])
+    assert not refused(named("shift-of-rows"))
 
 
 def test_no_rule_is_refused_for_a_slice_beyond_the_end() -> None:
     """JAX has none, so that of nothing the first element is not asked."""
-    assert not refused(RULES["least-integer-by-sorting"])
+    assert not refused(named("least-integer-by-sorting"))
 
 
 @pytest.mark.parametrize("seed", [2, 7])
@@ -99,11 +99,11 @@ def test_no_rule_is_refused_for_a_slice_beyond_the_end() -> None:
 def test_what_chance_seldom_draws_is_drawn_under_any_seed(name: str, seed: int) -> None:
     """Strides, dims that are nearly in order, slices elsewhere in one dim and beside each other in
     another, extents beside the numbers of a guard, convolutions that leave a rest."""
-    assert refused(RULES[name], seed)
+    assert refused(named(name), seed)
 
 
 @pytest.mark.parametrize("seed", [0, 4])
 def test_a_product_that_leaves_the_range_on_its_way_tells_nothing(seed: int) -> None:
     """With seed 4 one of 32 factors is 0 in float64, and its sum of logarithms is not."""
-    assert not refused(RULES["is-product-of-exponentials"], seed)
-    assert refused(RULES["not-exponential-of-sum"], seed)
+    assert not refused(named("is-product-of-exponentials"), seed)
+    assert refused(named("not-exponential-of-sum"), seed)

@@ -22,7 +22,7 @@ from tapestry_egg.rules.verify.trust import (
     verified_all,
 )
 from tapestry_egg.rules.verify.verdicts import RuleRefused, Verdict, verify_rule
-from tests.rules.corpus import FALSE, RULES
+from tests.rules.corpus import ENTRIES, named, rules_of
 
 SHIPPED = [r for b in load_books(book_names()) for r in b.rules if r.ruleset in PROGRAM_RULESETS]
 
@@ -48,7 +48,7 @@ def test_shipped_rules_are_true_on_other_programs(book: str, every: int) -> None
     ],
 )
 def test_each_kind_of_comparison_refuses_what_only_it_can_see(name: str, numbers: str) -> None:
-    rule = RULES[name]
+    rule = named(name)
     with pytest.raises(RuleRefused) as caught:
         verify_rule(rule)
     assert caught.value.counterexample is not None
@@ -56,7 +56,7 @@ def test_each_kind_of_comparison_refuses_what_only_it_can_see(name: str, numbers
 
 
 def test_a_small_program_is_shown_where_one_fails() -> None:
-    rule = RULES["slice-forgets-offset"]
+    rule = named("slice-forgets-offset")
     with pytest.raises(RuleRefused) as caught:
         verify_rule(rule)
     assert caught.value.counterexample is not None
@@ -127,8 +127,9 @@ def test_books_are_verified_before_use(tmp_path: Path, monkeypatch: pytest.Monke
 def test_processes_say_what_this_one_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same verdicts, in the order of the rules, counterexamples included."""
     monkeypatch.setattr(trust_module, "cache_folder", lambda: tmp_path)
-    false = [*FALSE[:2], write(tmp_path / "mine.yaml", replace="neg(x)")]
-    rules = [RULES["barrier"], RULES["unstack"], *false, RULES["sort-stable"]]
+    names = ("barrier", "unstack", "exp-is-linear", "convert-dropped", "sort-stable")
+    *first, stable = rules_of(tmp_path, {name: ENTRIES[name] for name in names})
+    rules = [*first, write(tmp_path / "mine.yaml", replace="neg(x)"), stable]
     here = verified_all(rules, again=True)
     elsewhere = []
     with Processes(2) as pool:
@@ -175,7 +176,7 @@ def test_faults_in_expressions_have_a_place(tmp_path: Path) -> None:
 
 
 def test_a_class_that_claims_too_much_is_refused() -> None:
-    rule = RULES["add-associates"]
+    rule = named("add-associates")
     assert verify_rule(rule, wanted=5) is not None
     with pytest.raises(RuleRefused, match="numerics class"):
         verify_rule(replace(rule, numerics="exact"))
