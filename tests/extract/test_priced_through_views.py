@@ -20,22 +20,24 @@ def _turned(x: jax.Array) -> jax.Array:
     return x.T.reshape(32, -1)
 
 
+KERNELS = [
+    lambda x, j: jnp.zeros(1000).at[j].add(x),
+    lambda x, j: jnp.zeros(1000).at[j].max(x),
+    lambda x, j: jnp.zeros((1000, 128)).at[j % 9].set(x[..., None]),
+    lambda x, j: x[j % 7],
+    lambda x, j: lax.sort((j, x), num_keys=1)[1],
+    lambda x, j: lax.top_k(x, 4)[0],
+    lambda x, j: jnp.cumsum(x, axis=-1),
+    lambda x, j: lax.cumlogsumexp(x, axis=0),
+    lambda x, j: jnp.fft.rfft(x),
+]
+
+
 @pytest.mark.parametrize(
-    ("target", "view"),
-    [("h100:4", jnp.ravel), pytest.param("v5e:2x2", _turned, marks=pytest.mark.slow)],
-)
-@pytest.mark.parametrize(
-    "kernel",
+    ("target", "view", "kernel"),
     [
-        lambda x, j: jnp.zeros(1000).at[j].add(x),
-        lambda x, j: jnp.zeros(1000).at[j].max(x),
-        lambda x, j: jnp.zeros((1000, 128)).at[j % 9].set(x[..., None]),
-        lambda x, j: x[j % 7],
-        lambda x, j: lax.sort((j, x), num_keys=1)[1],
-        lambda x, j: lax.top_k(x, 4)[0],
-        lambda x, j: jnp.cumsum(x, axis=-1),
-        lambda x, j: lax.cumlogsumexp(x, axis=0),
-        lambda x, j: jnp.fft.rfft(x),
+        *(("h100:4", jnp.ravel, kernel) for kernel in KERNELS),
+        *(pytest.param("v5e:2x2", _turned, k, marks=pytest.mark.slow) for k in KERNELS[::2]),
     ],
 )
 def test_search_and_certificate_price_alike_what_views_show_a_kernel(

@@ -60,36 +60,33 @@ def check(problem: ChoiceProblem) -> None:
     assert evaluate(problem, found.choice).feasible
 
 
-# 10 000 problems in all; the automatic choice ends in elimination on problems so small.
-@pytest.mark.long
+def on_problems(costs: str, count: int, checked: Callable[[ChoiceProblem], None]) -> None:
+    """Check so many problems with costs of one kind."""
+
+    @cases(count)
+    @given(and_or.problems(costs))
+    def run(problem: ChoiceProblem) -> None:
+        checked(problem)
+
+    run()
+
+
+# The automatic choice ends in elimination on problems so small.
 @pytest.mark.slow
-@cases(2250)
-@given(and_or.problems("positive"))
-def test_the_automatic_answer_is_the_best(problem: ChoiceProblem) -> None:
-    check(problem)
-
-
-@pytest.mark.slow
-@cases(750)
-@given(and_or.problems("real"))
-def test_sums_of_real_costs_are_compared_exactly(problem: ChoiceProblem) -> None:
-    check(problem)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@cases(750)
-@given(and_or.problems("signed"))
-def test_costs_below_zero_are_gains(problem: ChoiceProblem) -> None:
-    check(problem)
-
-
-@pytest.mark.long
-@pytest.mark.slow
-@cases(500)
-@given(and_or.problems("huge"))
-def test_costs_near_a_quintillion_are_told_apart(problem: ChoiceProblem) -> None:
-    check(problem)
+@pytest.mark.parametrize(
+    ("costs", "count"),
+    [
+        ("real", 750),
+        *(
+            pytest.param(*kind, marks=pytest.mark.long)
+            for kind in (("positive", 2250), ("signed", 750), ("huge", 500))
+        ),
+    ],
+)
+def test_the_automatic_answer_is_the_best(costs: str, count: int) -> None:
+    """Real costs are compared exactly, those below zero are gains, and those near a quintillion are
+    told apart."""
+    on_problems(costs, count, check)
 
 
 @pytest.mark.slow
@@ -114,22 +111,16 @@ def milp(problem: ChoiceProblem) -> tuple[Record, float]:
     return record, bound
 
 
-@pytest.mark.slow
-@cases(250)
-@given(and_or.problems("positive"))
-def test_the_mixed_integer_program_is_exact(problem: ChoiceProblem) -> None:
+def check_milp(problem: ChoiceProblem) -> None:
     record, bound = milp(problem)
     best = and_or.best(problem)
     assert record.value == bound == (math.inf if best is None else best)
 
 
 @pytest.mark.slow
-@cases(150)
-@given(and_or.problems("signed"))
-def test_the_mixed_integer_program_is_exact_below_zero(problem: ChoiceProblem) -> None:
-    record, bound = milp(problem)
-    best = and_or.best(problem)
-    assert record.value == bound == (math.inf if best is None else best)
+@pytest.mark.parametrize(("costs", "count"), [("positive", 250), ("signed", 150)])
+def test_the_mixed_integer_program_is_exact(costs: str, count: int) -> None:
+    on_problems(costs, count, check_milp)
 
 
 @pytest.mark.slow

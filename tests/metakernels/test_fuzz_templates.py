@@ -131,8 +131,8 @@ def fuzz(folder: Path, seed: int, count: int) -> int:
 
 
 @pytest.mark.slow
-def test_a_thousand_damaged_templates(tmp_path: Path) -> None:
-    assert fuzz(tmp_path, 0, 1300) >= 1000
+def test_some_damaged_templates(tmp_path: Path) -> None:
+    assert fuzz(tmp_path, 0, 500) >= 380
 
 
 @pytest.mark.long

@@ -55,8 +55,7 @@ def looped(step: Step, outside: bool, rounds: str = "fori_loop") -> Callable[...
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rounds", ["fori_loop", "scan"])
-@pytest.mark.parametrize("step", [sinkhorn, matched])
+@pytest.mark.parametrize(("step", "rounds"), [(sinkhorn, "scan"), (matched, "fori_loop")])
 def test_where_they_are_written_makes_no_difference(step: Step, rounds: str) -> None:
     settings = te.Settings(work=1.0, merge=False)
     plans = [

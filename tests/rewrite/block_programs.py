@@ -8,13 +8,20 @@ unless drawn narrower, so that sums in another order differ by rounding alone.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from hypothesis import assume
 from jax import lax
+
+from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.tracing.trace import trace
 
 Array = Any
 Program = Callable[..., Any]
@@ -323,3 +330,35 @@ def _ended(how: str, h: Array) -> Array:
     if how == "sum1":
         return h.sum(-1)
     return h.reshape(-1)[:5] if how == "rows" else h
+
+
+@contextmanager
+def traced(seed: int) -> Iterator[tuple[BlockGraph, Sequence[Array]]]:
+    """The graph of a random program, and numbers for it, with 64 bits while it is looked at."""
+    with jax.enable_x64(True), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        function, inputs = program(random.Random(seed))
+        try:
+            graph = trace(function, *inputs).graph
+        except (IndexError, TypeError, ValueError, NotImplementedError):  # it was no program
+            assume(False)
+        yield graph, inputs
+
+
+def numbers(graph: BlockGraph, inputs: Sequence[Array]) -> list[Array]:
+    """What the reference executor gives."""
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return [np.asarray(x) for x in execute(graph, list(inputs))]
+
+
+def agree(
+    made: BlockGraph, inputs: Sequence[Array], wanted: Sequence[Array], tolerance: float = 1e-9
+) -> None:
+    """A graph is sound, and gives these results, beside the greatest number of each."""
+    verify_graph(made)
+    for got, want in zip(numbers(made, inputs), wanted, strict=True):
+        assert (got.shape, got.dtype) == (want.shape, want.dtype)
+        finite = np.isfinite(want.astype(np.float64))
+        scale = np.abs(want[finite].astype(np.float64)).max(initial=1.0)
+        np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * scale)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,51 +10,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
-from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite.streams.blocks import with_blocks
 from tapestry_egg.rewrite.streams.micro_batches import batch_along
 from tapestry_egg.rewrite.streams.streamed import count_streams, with_streams
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite import attention_variants, block_programs
+from tests.rewrite.block_programs import agree, numbers
 
 Array = Any
 SEEDS = st.integers(0, 2**32 - 1)
-#: Sums in another order, of float64.
-BLOCKS = 1e-9
 #: Float32, beside the greatest number of a result.
 ATTENTION = 2e-5
-
-
-def numbers(graph: BlockGraph, inputs: Sequence[Array]) -> list[Array]:
-    with np.errstate(all="ignore"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return [np.asarray(x) for x in execute(graph, list(inputs))]
 
 
 @pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(SEEDS)
 def test_blocks_of_rows_give_what_the_whole_gives(seed: int) -> None:
-    with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        function, inputs = block_programs.program(random.Random(seed))
-        try:
-            graph = trace(function, *inputs).graph
-        except (TypeError, ValueError, NotImplementedError):  # it was no program
-            assume(False)
+    with block_programs.traced(seed) as (graph, inputs):
         made = with_blocks(graph)
-        if made is graph:
-            return
-        verify_graph(made)
-        pairs = zip(numbers(made, inputs), numbers(graph, inputs), strict=True)
-        for got, want in pairs:
-            assert (got.shape, got.dtype) == (want.shape, want.dtype)
-            scale = np.abs(want[np.isfinite(want)]).max(initial=1.0)
-            np.testing.assert_allclose(got, want, rtol=0, atol=BLOCKS * scale)
+        if made is not graph:
+            agree(made, inputs, numbers(graph, inputs))
 
 
 @pytest.mark.slow
@@ -63,13 +42,8 @@ def test_blocks_of_rows_give_what_the_whole_gives(seed: int) -> None:
 @given(SEEDS)
 def test_a_batch_in_parts_gives_what_the_whole_gives(seed: int) -> None:
     """Any dim of any input as the batch."""
-    with jax.enable_x64(True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        function, inputs = block_programs.program(random.Random(seed))
-        try:
-            graph = trace(function, *inputs).graph
-        except (TypeError, ValueError, NotImplementedError):  # it was no program
-            assume(False)
+    with block_programs.traced(seed) as (graph, inputs):
+        wanted = numbers(graph, inputs)
         for place, v in enumerate(graph.inputs):
             for dim in range(len(graph.values[v].shape)):
                 found = batch_along(graph, place, dim)
@@ -77,14 +51,8 @@ def test_a_batch_in_parts_gives_what_the_whole_gives(seed: int) -> None:
                     continue
                 steps = next(k for k in range(2, found.rows + 1) if found.rows % k == 0)
                 made = found.split(steps)
-                if made is None:
-                    continue
-                verify_graph(made)
-                pairs = zip(numbers(made, inputs), numbers(graph, inputs), strict=True)
-                for got, want in pairs:
-                    assert (got.shape, got.dtype) == (want.shape, want.dtype)
-                    scale = np.abs(want[np.isfinite(want)]).max(initial=1.0)
-                    np.testing.assert_allclose(got, want, rtol=0, atol=BLOCKS * scale)
+                if made is not None:
+                    agree(made, inputs, wanted)
 
 
 @pytest.mark.slow

@@ -240,8 +240,8 @@ def from_the_first_key(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("window", [0, 1, 5, 17, 40])
-@pytest.mark.parametrize("block", [1, 2, 3])
+@pytest.mark.parametrize("window", [0, 1, 5, 40])
+@pytest.mark.parametrize("block", [1, 3])
 def test_kernels_that_count_from_the_first_key_make_blocks_of_rows(window: int, block: int) -> None:
     """As on GPUs: all keys before the block and a square, or rows of zeros before the block."""
     q, grad = numbers(2, 32, 4, 8, seed=1), numbers(2, 32, 4, 8, seed=2)

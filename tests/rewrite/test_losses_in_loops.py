@@ -146,7 +146,7 @@ def test_labels_enter_blocks_once() -> None:
 
 @pytest.mark.parametrize(
     "case",
-    tiers(product(["float32", "bfloat16"], MODES, [one_hot, numbered, flattened]), usual=2),
+    tiers(product(["float32", "bfloat16"], MODES, [one_hot, numbered, flattened]), usual=3),
     ids=named,
 )
 def test_numbers_are_those_of_the_program(case: tuple[str, str, Loss]) -> None:

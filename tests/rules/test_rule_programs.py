@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 from itertools import islice
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tapestry_egg.metakernels import registry
-from tapestry_egg.rules import load_book
-from tapestry_egg.rules.verify.evaluate import Program, _in, as_numbers
+from tapestry_egg.rules.verify.evaluate import NoReference, Program, _in, as_numbers
 from tapestry_egg.rules.verify.instances import Drawn, Instance, instances
 from tapestry_egg.rules.verify.laws import sides
 from tapestry_egg.rules.verify.unlike import Unlike
 from tapestry_egg.rules.verify.values import landmarks
-
-RULES = load_book(Path(__file__).with_name("rules_sound.yaml")).rules
+from tests.rules.corpus import every_true
 
 
 def programs(every: int, most: int) -> list[Instance]:
     found: list[Instance] = []
-    for rule in RULES[::every]:
+    for rule in every_true()[::every]:
         for law in sides(rule):
             drawn = instances(rule, law, 5, 200, Drawn(), landmarks(rule), Unlike(most))
             found += [i for i in islice(drawn, most) if i.rounds]
@@ -30,7 +27,7 @@ def programs(every: int, most: int) -> list[Instance]:
 
 @pytest.fixture(scope="module")
 def some() -> list[Instance]:
-    return programs(9, 3)
+    return programs(20, 3)
 
 
 @pytest.mark.slow
@@ -43,7 +40,10 @@ def test_what_follows_a_moved_tensor_is_what_a_program_from_there_computes(
         program = Program(instance, "wide")
         drawn = [n for n in instance.inputs if n not in instance.side.constants]
         values = program.inputs(("unit",) * len(drawn), rng, (0.0, 1.0))
-        at = program.evaluate(values)
+        try:
+            at = program.evaluate(values)
+        except NoReference:  # such programs are not judged
+            continue
         for name in (n for n in drawn if values[n].dtype.kind == "f"):
             other = values[name] * 1.5
             again = program.evaluate({**values, name: other})

@@ -625,19 +625,19 @@ LOWERED: dict[str, tuple[str, Any]] = {
 @pytest.mark.parametrize("what", LOWERED)
 def test_no_error_of_lowering_passes(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     name, mutation = LOWERED[what]
-    plans = some_of(name)
-    assert all(gives_wanted(name, replace(p)) for p in plans[:1]), "before"
+    assert is_right(name), "before"
     mutation(monkeypatch)
-    found = [broken_by(name, replace(p)) for p in plans]
-    assert any(found), "no plan is concerned"
-    if not all(found):  # others are as before
-        assert all(
-            gives_wanted(name, replace(p)) for p, why in zip(plans, found, strict=True) if not why
-        )
+    assert any(broken_by(name, p) for p in some_of(name)), "no plan is concerned"
+
+
+@cache
+def is_right(name: str) -> bool:
+    """Whether a plan of a program gives its numbers as long as nothing is broken."""
+    return gives_wanted(name, some_of(name)[0])
 
 
 def broken_by(name: str, plan: Plan) -> str:
-    """What refuses a plan, if anything does."""
+    """What refuses a plan, if anything does; else it gives the numbers."""
     try:
         audit(plan)
     except TapestryError:

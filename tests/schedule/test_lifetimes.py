@@ -453,7 +453,7 @@ def gpt_block() -> UnitChoices:
 
 @pytest.mark.slow
 @given(st.integers(0, 10**6))
-@settings(max_examples=30)
+@settings(max_examples=12)
 def test_values_are_in_memory_while_anything_reads_them_as_they_are(seed: int) -> None:
     """Of any choice of rows: what a value and its readers are charged for covers the array."""
     choices, rng = gpt_block(), np.random.default_rng(seed)
