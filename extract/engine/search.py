@@ -23,7 +23,7 @@ from .mixtures import Mixture, Mixtures
 from .network import Network, State, network_of, state_of
 
 # Rows of each variable that elimination looks at, and the entries of its tables.
-_KEEP, _CELLS = 4, 1 << 14
+_KEEP, _CELLS = 4, 1 << 11
 
 # Passes of messages where the first bound is proven, where others are, at prices that follow
 # others, and before the rows of a core are chosen.
@@ -45,8 +45,9 @@ _FAR, _FARTHEST, _LONGER, _SHORTER = 0.3, 0.6, 1.3, 0.6
 _MET = 0.1
 
 # The price of all memory where only the peak counts, in the time of a plan per byte of its peak,
-# and how fast prices follow what is used there, in so many steps.
-_LEAN, _FOLLOW, _LEAN_STEPS = 64.0, 10.0, 8
+# and how fast prices follow what is used there, in so many steps; in fewer where another network of
+# the form has settled them.
+_LEAN, _FOLLOW, _LEAN_STEPS, _LEAN_AGAIN = 64.0, 10.0, 8, 2
 
 # How often prices are raised where a plan exceeds its limit, and by how much.
 _REPAIRS, _DEARER = 4, 1.5
@@ -238,6 +239,7 @@ class Search:
         return Place(self.archive.cuts[-1], self.all.prices, self.all.state.messages.copy())
 
     def _remember(self, place: Place) -> None:
+        self.mixtures.places.append((self.number, place.cut, place.prices))
         self.places.append(place)
         if len(self.places) > _REMEMBERED:
             old = self.places[-1 - _REMEMBERED]
@@ -316,23 +318,25 @@ class Search:
         if not fast.peak or not fast.seconds:
             return
         total = _LEAN * fast.seconds / fast.peak
-        used = self._profile(fast.rows)
-        prices = Prices(total * _weights(np.ones_like(used), used))
+        used, known = self._profile(fast.rows), self.mixtures.lean
+        prices = Prices(total * (_weights(np.ones_like(used), used) if known is None else known))
         self.bound(prices, _SWEEPS)
         part, least = self._core([fast.rows]), fast
-        for _ in range(_LEAN_STEPS):
+        for _ in range(_LEAN_STEPS if known is None else _LEAN_AGAIN):
             found = self.settle(prices, _SWEEPS, (), part)
             if found.peak < least.peak:
                 least = found
             used = 0.5 * (used + self._profile(found.rows))
             prices = replace(prices, bytes=total * _weights(prices.bytes, used))
         found = self.settle(prices, _SWEEPS, [least.rows])
+        self.mixtures.lean = prices.bytes / prices.bytes.sum()
         self._remember(self._here())
         least = min(least, found, key=lambda c: c.peak)
         self._descended(least, least.peak)
         messages = self.all.state.messages.copy()
         self.all.state.messages[:] /= total
-        self.bound(Prices(prices.bytes / prices.bytes.sum(), second=0.0), _SWEEPS)
+        enough = min(c.peak for c in self.archive.candidates) / (1.0 + self.gap)
+        self.bound(Prices(prices.bytes / prices.bytes.sum(), second=0.0), _SWEEPS, enough=enough)
         self.all.state.messages[:] = messages
 
     def frugal(self) -> None:
@@ -341,7 +345,9 @@ class Search:
         price = 4.0 * fast.seconds / max(fast.joules, 1e-12)
         self.settle(Prices(np.zeros(self.all.net.moments), price), _SWEEPS, [fast.rows])
         self._remember(self._here())
-        self.bound(Prices(np.zeros(self.all.net.moments), 1.0, 0.0), _FIRST)
+        least = min(c.joules for c in self.archive.candidates)
+        enough = least / (1.0 + self.gap)
+        self.bound(Prices(np.zeros(self.all.net.moments), 1.0, 0.0), _SWEEPS, enough=enough)
 
     # Within one pair of limits
 
@@ -349,8 +355,9 @@ class Search:
         """Raise the bound within limits, and find plans there; `known` are the seconds of the
         fastest one, wherever it was found. It ends after one step where that takes `most` units.
 
-        Prices go part of the way from those that prove most to those at which known labellings
-        balance, on a core; where they prove most there, the whole network is bounded.
+        Prices begin at those that prove most of another network of the form, if there are any. They
+        go part of the way from those that prove most to those at which known labellings balance, on
+        a core; where they prove most there, the whole network is bounded.
         """
         place = max(self.places, key=lambda x: _proven(x.cut, limits))
         if place.messages is not None:
@@ -358,25 +365,35 @@ class Search:
         mixture = self._mixture(limits)
         if mixture is None:
             return
-        prices, most = _toward(place.prices, mixture.prices, _FAR), self.work.units + most
+        others = [(_proven(c, limits), p) for k, c, p in self.mixtures.places if k != self.number]
+        if others:
+            prices = max(others, key=lambda x: x[0])[1]
+        else:
+            prices = _toward(place.prices, mixture.prices, _FAR)
+        most += self.work.units
         self.bound(prices, _AGAIN)
-        for n in range(_ROUNDS):
+        part, hoped = None, np.inf
+        for n in range(_ROUNDS + 1):
+            value = _proven(self.archive.cuts[-1], limits)
+            if risen := value > _proven(place.cut, limits):
+                place = self._here()
+                self._remember(place)
+            gap = share(known, value)
+            if gap <= self.gap or n == _ROUNDS:
+                break
+            # All rows of the network may prove as much as those of the core did.
+            met = share(hoped, value) <= _MET * min(gap, 1.0)
+            if part is not None and (met or not risen or self.work.units >= most):
+                break
+            mixture = self._mixture(limits) or mixture
             part = self._core(mixture.parts[:_PARTS])
             prices, hoped, found = self._balanced(part, limits, prices, known, most)
             if limits.hold(found):
                 known = min(known, found.seconds)
             self.all.state.messages[part.message_of] = part.state.messages
             self.bound(prices, _PROVING)
-            value = _proven(self.archive.cuts[-1], limits)
-            if value > _proven(place.cut, limits):
-                place = self._here()
-                self._remember(place)
-            ended = n == _ROUNDS - 1 or self.work.units >= most
-            if share(known, value) <= self.gap or ended:
-                break
-            if share(hoped, value) <= _MET * min(share(known, value), 1.0):
-                break  # all rows of the network prove as much as those of the core
-            mixture = self._mixture(limits) or mixture
+        if part is None:
+            return
         if (unmerged := self._unmerged()) is not None:
             self._descended(self.settle(replace(prices, events=unmerged), 1, (), part), limits.peak)
         self._repair(prices, found, limits.peak)
