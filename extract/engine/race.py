@@ -29,6 +29,9 @@ from .search import Search, share
 # learn from each other's labellings, one after the other.
 _TOGETHER = 4
 
+# Those of a round have gaps of this share of the widest at least.
+_NEARLY = 0.5
+
 # Nodes of branch and bound when a task is begun, how many times more whenever it is taken up again,
 # and at most: every network has a turn before another is searched in depth.
 _NODES, _MORE, _MOST_NODES = 32, 8, 2048
@@ -227,7 +230,7 @@ class Race:
         gaps: list[tuple[int, float, Task]] = []
         for level in self._levels():
             mine = [k for k in self._of(level) if k in networks]
-            for limits, known, weight in self._open(level):
+            for limits, known, weight in self._open(level, mine):
                 rivals = [
                     (self._turn(task), bound, task)
                     for k in mine
@@ -241,8 +244,8 @@ class Race:
                     gaps.append((turn, -weight * gap, task))
         gaps.sort(key=lambda x: (*x[:2], x[2].network, x[2].pair))
         chosen: dict[int, Task] = {}
-        for _, _, task in gaps:
-            if len(chosen) < _TOGETHER:
+        for turn, gap, task in gaps:
+            if len(chosen) < _TOGETHER and turn == gaps[0][0] and gap <= _NEARLY * gaps[0][1]:
                 chosen.setdefault(id(self.searches[task.network].mixtures), task)
         return list(chosen.values())
 
@@ -258,9 +261,9 @@ class Race:
             if s.archive.candidates and (self.devices is None or self.devices[k] <= level)
         ]
 
-    def _open(self, level: int) -> list[tuple[Limits, float, float]]:
-        """Limits at which something may be left to find: the limits, what is known within them,
-        and how much a gap there counts."""
+    def _open(self, level: int, networks: Sequence[int]) -> list[tuple[Limits, float, float]]:
+        """Limits at which something may be left to find in networks: the limits, what is known
+        within them, and how much a gap there counts."""
         points = self._points(level)
         if self.limits is not None:
             inside = (points[:, 1] <= self.limits.peak) & (points[:, 2] <= self.limits.joules)
@@ -280,7 +283,7 @@ class Race:
         if 1 in self.effort.wanted:
             peaks = np.unique(corners[:, 1])[::-1].tolist()
             small = all(s.small for s in self.searches)
-            least = min(self.searches[k].archive.least_peak() for k in self._of(level))
+            least = min((self.searches[k].archive.least_peak() for k in networks), default=0.0)
             for high, low in zip(peaks, [*peaks[1:], 0.0], strict=True):
                 below = high * _BELOW
                 if low and high / low > _BETWEEN and not small:
