@@ -81,8 +81,7 @@ class Mixtures:
 
     Networks of one form on several meshes that have the same moments share their mixtures: prices
     that were found on one of them are where others begin. `places` are the cuts that each network
-    has proved, by its number, and their prices; `lean` [moments] the shares of the price of memory
-    that led to the least peak.
+    has proved, by its number, and their prices.
     """
 
     def __init__(self, longest: Timeline | Latencies | None) -> None:
@@ -92,7 +91,6 @@ class Mixtures:
         self._mattered = [0]  # per path, in which program last
         self._programs = 0
         self.places: list[tuple[int, Cut, Prices]] = []
-        self.lean: Floats | None = None
 
     def add(
         self, network: int, rows: Ints, lengths: Floats, profile: Floats, joules: float

@@ -29,7 +29,8 @@ from .search import Search, share
 # learn from each other's labellings, one after the other.
 _TOGETHER = 4
 
-# Those of a round have gaps of this share of the widest at least.
+# In large networks, where tasks are long, those of a round have gaps of this share of the widest at
+# least.
 _NEARLY = 0.5
 
 # Nodes of branch and bound when a task is begun, how many times more whenever it is taken up again,
@@ -43,6 +44,10 @@ _VAIN = 0.8
 # would not show beside it. Between plans whose peaks differ by more than this factor large networks
 # are searched half of the way. A gap where there is no plan yet counts for so much.
 _BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
+
+# The widest gap, which is that of limits within which no plan is known. Below the least peak it is,
+# too, until none is possible that is smaller by this share; then the share itself is the gap.
+_MOST_GAP, _LITTLE = 1e6, 0.05
 
 # The share of what work is left, once one network of each form has been searched for the least
 # peak, that goes to limits in these before all others are taken up.
@@ -114,11 +119,12 @@ class Race:
         fine.sort(key=self._of_form)
         self._ends(pool, [k for k in fine if k not in self.begun], self._fastest)
         quick = not self.effort.front and self._satisfied()
-        if quick and not all(s.small for s in self.searches):
+        small = all(s.small for s in self.searches)
+        if quick and not small:
             return
         if not quick and (1 in self.effort.wanted or self.limits is not None):
             found = self._satisfied  # else more work than was asked for is done
-            first = self._scouts()
+            first = [*coarse, *fine] if small else self._scouts()
             self._ends(pool, first, lambda k: self.searches[k].leanest, found)
             if self.effort.front and len(first) < len(self.searches):
                 spent = self._spent()
@@ -128,7 +134,8 @@ class Race:
             if self.effort.brief and not found():
                 return
         if not quick and 2 in self.effort.wanted:
-            self._ends(pool, self._scouts(), lambda k: self.searches[k].frugal)
+            some = [*coarse, *fine] if small else self._scouts()
+            self._ends(pool, some, lambda k: self.searches[k].frugal)
         self._tasks(pool, fine, self.effort.work)
 
     def _scouts(self) -> list[int]:
@@ -240,12 +247,12 @@ class Race:
                 ]
                 if rivals:
                     turn, bound, task = min(rivals, key=lambda x: x[:2])
-                    gap = min(share(known, bound), 1e6) if known < np.inf else 1.0
-                    gaps.append((turn, -weight * gap, task))
+                    gaps.append((turn, -weight * min(share(known, bound), _MOST_GAP), task))
         gaps.sort(key=lambda x: (*x[:2], x[2].network, x[2].pair))
         chosen: dict[int, Task] = {}
-        for turn, gap, task in gaps:
-            if len(chosen) < _TOGETHER and turn == gaps[0][0] and gap <= _NEARLY * gaps[0][1]:
+        for _, gap, task in gaps:
+            small = self.searches[task.network].small
+            if len(chosen) < _TOGETHER and (small or gap <= _NEARLY * gaps[0][1]):
                 chosen.setdefault(id(self.searches[task.network].mixtures), task)
         return list(chosen.values())
 
@@ -289,8 +296,8 @@ class Race:
                 if low and high / low > _BETWEEN and not small:
                     below = math.sqrt(high * low)
                 known, weight = self._known(level, Limits(below)), _HOLE
-                if known == np.inf:  # by how much the least peak may be smaller
-                    weight *= min(share(high, least), 1.0)
+                if known == np.inf and not small and share(high, least) <= _LITTLE:
+                    weight *= share(high, least) / _MOST_GAP
                 found.append((Limits(below), known, weight))
         return found
 

@@ -22,8 +22,9 @@ from .archive import SLIVER, Archive, Candidate, Cut, Limits, Prices
 from .mixtures import Mixture, Mixtures
 from .network import Network, State, network_of, state_of
 
-# Rows of each variable that elimination looks at, and the entries of its tables.
-_KEEP, _CELLS = 4, 1 << 11
+# Rows of each variable that elimination looks at; the entries of each of its tables at least and at
+# most, and of about all tables together in between.
+_KEEP, _CELLS, _ALL_CELLS = 4, (1 << 11, 1 << 14), 5 << 20
 
 # Passes of messages where the first bound is proven, where others are, at prices that follow
 # others, and before the rows of a core are chosen.
@@ -45,9 +46,8 @@ _FAR, _FARTHEST, _LONGER, _SHORTER = 0.3, 0.6, 1.3, 0.6
 _MET = 0.1
 
 # The price of all memory where only the peak counts, in the time of a plan per byte of its peak,
-# and how fast prices follow what is used there, in so many steps; in fewer where another network of
-# the form has settled them.
-_LEAN, _FOLLOW, _LEAN_STEPS, _LEAN_AGAIN = 64.0, 10.0, 8, 2
+# and how fast prices follow what is used there, in so many steps.
+_LEAN, _FOLLOW, _LEAN_STEPS = 64.0, 10.0, 8
 
 # How often prices are raised where a plan exceeds its limit, and by how much.
 _REPAIRS, _DEARER = 4, 1.5
@@ -199,7 +199,7 @@ class Search:
         self.work.add_units(part.pricing)
 
     def _eliminated(
-        self, part: Part, known: Sequence[Ints], keep: int = _KEEP, cells: int = _CELLS
+        self, part: Part, known: Sequence[Ints], keep: int = _KEEP, cells: int | None = None
     ) -> Ints:
         """The best labelling at the present prices of the rows of known ones and of those that
         messages exclude least."""
@@ -207,6 +207,8 @@ class Search:
             self._order = elimination.order_of(self.all.net)
         belief = sweeps.beliefs(part.net, part.state)
         rows, count = elimination.domains(part.net, belief, keep, np.array(known))
+        if cells is None:
+            cells = min(max(_ALL_CELLS // max(len(count), 1), _CELLS[0]), _CELLS[1])
         self._turn += 1
         used = elimination.fit(self._order, count, cells, self._turn)
         found = elimination.eliminate(part.net, part.state, self._order, rows, count)
@@ -318,18 +320,17 @@ class Search:
         if not fast.peak or not fast.seconds:
             return
         total = _LEAN * fast.seconds / fast.peak
-        used, known = self._profile(fast.rows), self.mixtures.lean
-        prices = Prices(total * (_weights(np.ones_like(used), used) if known is None else known))
+        used = self._profile(fast.rows)
+        prices = Prices(total * _weights(np.ones_like(used), used))
         self.bound(prices, _SWEEPS)
         part, least = self._core([fast.rows]), fast
-        for _ in range(_LEAN_STEPS if known is None else _LEAN_AGAIN):
+        for _ in range(_LEAN_STEPS):
             found = self.settle(prices, _SWEEPS, (), part)
             if found.peak < least.peak:
                 least = found
             used = 0.5 * (used + self._profile(found.rows))
             prices = replace(prices, bytes=total * _weights(prices.bytes, used))
         found = self.settle(prices, _SWEEPS, [least.rows])
-        self.mixtures.lean = prices.bytes / prices.bytes.sum()
         self._remember(self._here())
         least = min(least, found, key=lambda c: c.peak)
         self._descended(least, least.peak)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine import search as engine_search
-from tapestry_egg.extract.engine.archive import Archive, Candidate, Cut, Limits, shown
+from tapestry_egg.extract.engine.archive import Archive, Candidate, Limits, shown
 from tapestry_egg.extract.engine.race import Effort, Race, race, searches_of
 from tapestry_egg.extract.engine.search import Search
 from tapestry_egg.extract.engine.transport import archive_arrays, archive_from
@@ -382,19 +382,21 @@ def test_what_one_network_proves_begins_the_search_of_another_of_its_form(seed: 
     assert shared >= own
 
 
-def test_limits_below_all_plans_wait_where_no_smaller_peak_is_possible() -> None:
+def test_limits_below_all_plans_wait_where_no_smaller_peak_is_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_search, "SMALL", 0)
     searches = searches_of([ladder(2, 12)], 0.0)
     found = Race(searches, Effort(work=1.0))
     searches[0].fastest()
-    searches[0].leanest()
-    least = min(c.peak for c in searches[0].archive.candidates)
 
     def weight() -> float:
+        least = min(c.peak for c in searches[0].archive.candidates)
         (below,) = [w for x, known, w in found._open(0, [0]) if x.peak < least and known == np.inf]
         return below
 
     before = weight()
-    searches[0].archive.cuts.append(Cut(np.inf, 0.0, 0.0, least * (1.0 - 1e-6)))
+    searches[0].leanest()
     assert weight() < 1e-3 < before
 
 
