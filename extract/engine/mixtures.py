@@ -25,7 +25,7 @@ from tapestry_egg.extract.problem.problem import Floats, Ints, Problem
 from tapestry_egg.extract.problem.timeline import Timeline
 from tapestry_egg.work import Work
 
-from .archive import Limits, Prices
+from .archive import Cut, Limits, Prices
 
 # So many labellings are remembered: beyond, those go first that were longest in no mixture.
 _REMEMBERED = 120
@@ -80,7 +80,8 @@ class Mixtures:
     """The labellings that searches have met, and the paths that matter for mixtures of them.
 
     Networks of one form on several meshes that have the same moments share their mixtures: prices
-    that were found on one of them are where others begin.
+    that were found on one of them are where others begin. `places` are the cuts that each network
+    has proved, by its number, and their prices.
     """
 
     def __init__(self, longest: Timeline | Latencies | None) -> None:
@@ -89,6 +90,7 @@ class Mixtures:
         self.paths = [np.ones(1) if longest is None else longest.evenly()]
         self._mattered = [0]  # per path, in which program last
         self._programs = 0
+        self.places: list[tuple[int, Cut, Prices]] = []
 
     def add(
         self, network: int, rows: Ints, lengths: Floats, profile: Floats, joules: float

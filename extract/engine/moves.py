@@ -55,13 +55,18 @@ def descend(net: Network, rows: Ints, limit: float, rounds: int) -> Ints:
                     continue
                 if not tight and cost[row] >= now:
                     break
-                for t in range(len(change)):
-                    change[t] = 0.0
-                change_of(net, rows, v, row, change)
+                first, last = change_of(net, rows, v, row, change)
                 so_far, high = 0.0, -np.inf
-                for t in range(moments):
+                for t in range(first, last):
                     so_far += change[t]
+                    change[t] = 0.0
                     high = max(high, profile[t] + so_far)
+                change[last] = 0.0
+                if tight and high <= best_peak * (1.0 + 1e-9):  # the peak may be elsewhere
+                    for t in range(min(first, moments)):
+                        high = max(high, profile[t])
+                    for t in range(last, moments):
+                        high = max(high, profile[t])
                 if tight:
                     lower = high < best_peak * (1.0 - 1e-9)
                     if lower or (high <= best_peak * (1.0 + 1e-9) and cost[row] < best_cost):
@@ -70,13 +75,13 @@ def descend(net: Network, rows: Ints, limit: float, rounds: int) -> Ints:
                     best = row
                     break
             if best != rows[v]:
-                for t in range(len(change)):
-                    change[t] = 0.0
-                change_of(net, rows, v, best, change)
+                first, last = change_of(net, rows, v, best, change)
                 so_far = 0.0
-                for t in range(moments):
+                for t in range(first, last):
                     so_far += change[t]
+                    change[t] = 0.0
                     profile[t] += so_far
+                change[last] = 0.0
                 rows[v] = best
                 changed = True
         if not changed:
@@ -108,10 +113,12 @@ def _seconds(net: Network, rows: Ints, v: int) -> Floats:
 def change_of(net: Network, rows: Ints, v: int, row: int, change: Floats) -> tuple[int, int]:
     """Add to `change` [times + 1] where memory rises and falls if variable v takes another row.
 
-    Returns from and up to which time that is.
+    Returns from and up to which moment that is; (moments, 0) where it changes nowhere.
     """
-    low, high = net.times, 0
+    low, high = net.moments, 0
     for u in range(net.use[v], net.use[v + 1]):
+        if net.begin[u] >= net.moments:  # the seconds of an event
+            continue
         more = net.amounts[net.amount[u] + row] - net.amounts[net.amount[u] + rows[v]]
         change[net.begin[u]] += more
         change[net.end[u]] -= more
@@ -131,6 +138,8 @@ def change_of(net: Network, rows: Ints, v: int, row: int, change: Floats) -> tup
         else:
             at, before = theirs * wide + mine, theirs * wide + was
         for u in range(net.use[part], net.use[part + 1]):
+            if net.begin[u] >= net.moments:
+                continue
             more = net.amounts[net.amount[u] + at] - net.amounts[net.amount[u] + before]
             change[net.begin[u]] += more
             change[net.end[u]] -= more

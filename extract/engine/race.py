@@ -29,6 +29,10 @@ from .search import Search, share
 # learn from each other's labellings, one after the other.
 _TOGETHER = 4
 
+# In large networks, where tasks are long, those of a round have gaps of this share of the widest at
+# least.
+_NEARLY = 0.5
+
 # Nodes of branch and bound when a task is begun, how many times more whenever it is taken up again,
 # and at most: every network has a turn before another is searched in depth.
 _NODES, _MORE, _MOST_NODES = 32, 8, 2048
@@ -40,6 +44,14 @@ _VAIN = 0.8
 # would not show beside it. Between plans whose peaks differ by more than this factor large networks
 # are searched half of the way. A gap where there is no plan yet counts for so much.
 _BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
+
+# The widest gap, which is that of limits within which no plan is known. Below the least peak it is,
+# too, until none is possible that is smaller by this share; then the share itself is the gap.
+_MOST_GAP, _LITTLE = 1e6, 0.05
+
+# The share of what work is left, once one network of each form has been searched for the least
+# peak, that goes to limits in these before all others are taken up.
+_SCOUTING = 0.4
 
 #: Takes the archives of all networks whenever one may have improved.
 Report = Callable[[Sequence[Archive]], None]
@@ -107,21 +119,41 @@ class Race:
         fine.sort(key=self._of_form)
         self._ends(pool, [k for k in fine if k not in self.begun], self._fastest)
         quick = not self.effort.front and self._satisfied()
-        if quick and not all(s.small for s in self.searches):
+        small = all(s.small for s in self.searches)
+        if quick and not small:
             return
         if not quick and (1 in self.effort.wanted or self.limits is not None):
             found = self._satisfied  # else more work than was asked for is done
-            self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].leanest, found)
+            first = [*coarse, *fine] if small else self._scouts()
+            self._ends(pool, first, lambda k: self.searches[k].leanest, found)
+            if self.effort.front and len(first) < len(self.searches):
+                spent = self._spent()
+                self._tasks(pool, first, spent + _SCOUTING * (self.effort.work - spent))
+            others = [k for k in [*coarse, *fine] if k not in first]
+            self._ends(pool, others, lambda k: self.searches[k].leanest, found)
             if self.effort.brief and not found():
                 return
         if not quick and 2 in self.effort.wanted:
-            self._ends(pool, [*coarse, *fine], lambda k: self.searches[k].frugal)
-        while not self._over():
-            tasks = self._next()
+            some = [*coarse, *fine] if small else self._scouts()
+            self._ends(pool, some, lambda k: self.searches[k].frugal)
+        self._tasks(pool, fine, self.effort.work)
+
+    def _scouts(self) -> list[int]:
+        """Of the networks of each form the one that is passed most quickly: what it finds within
+        limits are plans and prices for the others."""
+        first: dict[int, int] = {}
+        for k in sorted(range(len(self.searches)), key=lambda k: self.searches[k].all.sweeping):
+            first.setdefault(id(self.searches[k].mixtures), k)
+        return sorted(first.values(), key=self._of_form)
+
+    def _tasks(self, pool: ThreadPoolExecutor, networks: Sequence[int], until: float) -> None:
+        """Work where gaps of some networks are widest, until so much work is spent in all."""
+        while self._spent() < until and not self._over():
+            tasks = self._next(networks)
             if not tasks:
                 break
             before = [share(x.known, self._bound(x)) for x in tasks]
-            most = (self.effort.work - self._spent()) / len(tasks)
+            most = (until - self._spent()) / len(tasks)
             self._all(pool, [partial(self._work_on, x, most) for x in tasks])
             for x, was in zip(tasks, before, strict=True):
                 now = share(self._known(x.level, x.limits), self._bound(x))
@@ -199,12 +231,13 @@ class Race:
         if self.report is not None:
             self.report([s.archive for s in self.searches])
 
-    def _next(self) -> list[Task]:
-        """The tasks with the widest gaps, each of another form; first turns come first."""
+    def _next(self, networks: Sequence[int]) -> list[Task]:
+        """The tasks of some networks with the widest gaps, each of another form; first turns come
+        first."""
         gaps: list[tuple[int, float, Task]] = []
         for level in self._levels():
-            mine = [k for k in self._of(level) if k not in self.within]
-            for limits, known, weight in self._open(level):
+            mine = [k for k in self._of(level) if k in networks]
+            for limits, known, weight in self._open(level, mine):
                 rivals = [
                     (self._turn(task), bound, task)
                     for k in mine
@@ -214,11 +247,12 @@ class Race:
                 ]
                 if rivals:
                     turn, bound, task = min(rivals, key=lambda x: x[:2])
-                    gaps.append((turn, -weight * min(share(known, bound), 1e6), task))
+                    gaps.append((turn, -weight * min(share(known, bound), _MOST_GAP), task))
         gaps.sort(key=lambda x: (*x[:2], x[2].network, x[2].pair))
         chosen: dict[int, Task] = {}
-        for _, _, task in gaps:
-            if len(chosen) < _TOGETHER:
+        for _, gap, task in gaps:
+            small = self.searches[task.network].small
+            if len(chosen) < _TOGETHER and (small or gap <= _NEARLY * gaps[0][1]):
                 chosen.setdefault(id(self.searches[task.network].mixtures), task)
         return list(chosen.values())
 
@@ -234,9 +268,9 @@ class Race:
             if s.archive.candidates and (self.devices is None or self.devices[k] <= level)
         ]
 
-    def _open(self, level: int) -> list[tuple[Limits, float, float]]:
-        """Limits at which something may be left to find: the limits, what is known within them,
-        and how much a gap there counts."""
+    def _open(self, level: int, networks: Sequence[int]) -> list[tuple[Limits, float, float]]:
+        """Limits at which something may be left to find in networks: the limits, what is known
+        within them, and how much a gap there counts."""
         points = self._points(level)
         if self.limits is not None:
             inside = (points[:, 1] <= self.limits.peak) & (points[:, 2] <= self.limits.joules)
@@ -256,11 +290,15 @@ class Race:
         if 1 in self.effort.wanted:
             peaks = np.unique(corners[:, 1])[::-1].tolist()
             small = all(s.small for s in self.searches)
+            least = min((self.searches[k].archive.least_peak() for k in networks), default=0.0)
             for high, low in zip(peaks, [*peaks[1:], 0.0], strict=True):
                 below = high * _BELOW
                 if low and high / low > _BETWEEN and not small:
                     below = math.sqrt(high * low)
-                found.append((Limits(below), self._known(level, Limits(below)), _HOLE))
+                known, weight = self._known(level, Limits(below)), _HOLE
+                if known == np.inf and not small and share(high, least) <= _LITTLE:
+                    weight *= share(high, least) / _MOST_GAP
+                found.append((Limits(below), known, weight))
         return found
 
     def _points(self, level: int) -> Floats:

@@ -22,8 +22,9 @@ from .archive import SLIVER, Archive, Candidate, Cut, Limits, Prices
 from .mixtures import Mixture, Mixtures
 from .network import Network, State, network_of, state_of
 
-# Rows of each variable that elimination looks at, and the entries of its tables.
-_KEEP, _CELLS = 4, 1 << 14
+# Rows of each variable that elimination looks at; the entries of each of its tables at least and at
+# most, and of about all tables together in between.
+_KEEP, _CELLS, _ALL_CELLS = 4, (1 << 11, 1 << 14), 5 << 20
 
 # Passes of messages where the first bound is proven, where others are, at prices that follow
 # others, and before the rows of a core are chosen.
@@ -198,7 +199,7 @@ class Search:
         self.work.add_units(part.pricing)
 
     def _eliminated(
-        self, part: Part, known: Sequence[Ints], keep: int = _KEEP, cells: int = _CELLS
+        self, part: Part, known: Sequence[Ints], keep: int = _KEEP, cells: int | None = None
     ) -> Ints:
         """The best labelling at the present prices of the rows of known ones and of those that
         messages exclude least."""
@@ -206,6 +207,8 @@ class Search:
             self._order = elimination.order_of(self.all.net)
         belief = sweeps.beliefs(part.net, part.state)
         rows, count = elimination.domains(part.net, belief, keep, np.array(known))
+        if cells is None:
+            cells = min(max(_ALL_CELLS // max(len(count), 1), _CELLS[0]), _CELLS[1])
         self._turn += 1
         used = elimination.fit(self._order, count, cells, self._turn)
         found = elimination.eliminate(part.net, part.state, self._order, rows, count)
@@ -238,6 +241,7 @@ class Search:
         return Place(self.archive.cuts[-1], self.all.prices, self.all.state.messages.copy())
 
     def _remember(self, place: Place) -> None:
+        self.mixtures.places.append((self.number, place.cut, place.prices))
         self.places.append(place)
         if len(self.places) > _REMEMBERED:
             old = self.places[-1 - _REMEMBERED]
@@ -332,7 +336,8 @@ class Search:
         self._descended(least, least.peak)
         messages = self.all.state.messages.copy()
         self.all.state.messages[:] /= total
-        self.bound(Prices(prices.bytes / prices.bytes.sum(), second=0.0), _SWEEPS)
+        enough = min(c.peak for c in self.archive.candidates) / (1.0 + self.gap)
+        self.bound(Prices(prices.bytes / prices.bytes.sum(), second=0.0), _SWEEPS, enough=enough)
         self.all.state.messages[:] = messages
 
     def frugal(self) -> None:
@@ -341,7 +346,9 @@ class Search:
         price = 4.0 * fast.seconds / max(fast.joules, 1e-12)
         self.settle(Prices(np.zeros(self.all.net.moments), price), _SWEEPS, [fast.rows])
         self._remember(self._here())
-        self.bound(Prices(np.zeros(self.all.net.moments), 1.0, 0.0), _FIRST)
+        least = min(c.joules for c in self.archive.candidates)
+        enough = least / (1.0 + self.gap)
+        self.bound(Prices(np.zeros(self.all.net.moments), 1.0, 0.0), _SWEEPS, enough=enough)
 
     # Within one pair of limits
 
@@ -349,8 +356,9 @@ class Search:
         """Raise the bound within limits, and find plans there; `known` are the seconds of the
         fastest one, wherever it was found. It ends after one step where that takes `most` units.
 
-        Prices go part of the way from those that prove most to those at which known labellings
-        balance, on a core; where they prove most there, the whole network is bounded.
+        Prices begin at those that prove most of another network of the form, if there are any. They
+        go part of the way from those that prove most to those at which known labellings balance, on
+        a core; where they prove most there, the whole network is bounded.
         """
         place = max(self.places, key=lambda x: _proven(x.cut, limits))
         if place.messages is not None:
@@ -358,25 +366,35 @@ class Search:
         mixture = self._mixture(limits)
         if mixture is None:
             return
-        prices, most = _toward(place.prices, mixture.prices, _FAR), self.work.units + most
+        others = [(_proven(c, limits), p) for k, c, p in self.mixtures.places if k != self.number]
+        if others:
+            prices = max(others, key=lambda x: x[0])[1]
+        else:
+            prices = _toward(place.prices, mixture.prices, _FAR)
+        most += self.work.units
         self.bound(prices, _AGAIN)
-        for n in range(_ROUNDS):
+        part, hoped = None, np.inf
+        for n in range(_ROUNDS + 1):
+            value = _proven(self.archive.cuts[-1], limits)
+            if risen := value > _proven(place.cut, limits):
+                place = self._here()
+                self._remember(place)
+            gap = share(known, value)
+            if gap <= self.gap or n == _ROUNDS:
+                break
+            # All rows of the network may prove as much as those of the core did.
+            met = share(hoped, value) <= _MET * min(gap, 1.0)
+            if part is not None and (met or not risen or self.work.units >= most):
+                break
+            mixture = self._mixture(limits) or mixture
             part = self._core(mixture.parts[:_PARTS])
             prices, hoped, found = self._balanced(part, limits, prices, known, most)
             if limits.hold(found):
                 known = min(known, found.seconds)
             self.all.state.messages[part.message_of] = part.state.messages
             self.bound(prices, _PROVING)
-            value = _proven(self.archive.cuts[-1], limits)
-            if value > _proven(place.cut, limits):
-                place = self._here()
-                self._remember(place)
-            ended = n == _ROUNDS - 1 or self.work.units >= most
-            if share(known, value) <= self.gap or ended:
-                break
-            if share(hoped, value) <= _MET * min(share(known, value), 1.0):
-                break  # all rows of the network prove as much as those of the core
-            mixture = self._mixture(limits) or mixture
+        if part is None:
+            return
         if (unmerged := self._unmerged()) is not None:
             self._descended(self.settle(replace(prices, events=unmerged), 1, (), part), limits.peak)
         self._repair(prices, found, limits.peak)

@@ -176,7 +176,7 @@ class _Merging:
 
     def _likely(self, most: float) -> list[tuple[NetworkResult, Candidate]]:
         """The labellings that a front would show if all were merged as far as dependences allow,
-        the fastest of each number of devices first; then all others."""
+        those of each number of devices spread over all peaks; then all others."""
         chosen: list[tuple[NetworkResult, Candidate]] = []
         others: list[tuple[NetworkResult, Candidate]] = []
         for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r in self.results):
@@ -187,7 +187,7 @@ class _Merging:
                 if c.peak <= most and r.assembled.choices.mesh.devices == devices > 1
             ]
             first = shown(np.array([c.costs for _, c in every])) if every else []
-            chosen += [every[i] for i in first]
+            chosen += [every[first[k]] for k in _spread([every[i][1].peak for i in first])]
             others += [x for i, x in enumerate(every) if i not in set(first)]
         return [*chosen, *sorted(others, key=lambda x: x[1].costs)]
 
@@ -198,6 +198,19 @@ def _worth(known: Sequence[tuple[float, float, float]], costs: tuple[float, floa
     seconds, peak, _ = costs
     within = [s for s, p, _ in known if p <= peak * _JUST]
     return seconds < (1.0 - LEAST) * min(within, default=np.inf)
+
+
+def _spread(peaks: Sequence[float]) -> list[int]:
+    """The first of some peaks, and again and again the one that is farthest from all before it, as
+    a ratio: however few are looked at, they are from all over."""
+    logs = np.log(np.maximum(np.array(peaks), 1.0))
+    far, order = np.full(len(logs), np.inf), list[int]()
+    for _ in peaks:
+        k = int(far.argmax())
+        order.append(k)
+        far = np.minimum(far, np.abs(logs - logs[k]))
+        far[order] = -1.0
+    return order
 
 
 def _shown(costs: Floats, first: int) -> list[int]:

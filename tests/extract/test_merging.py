@@ -191,6 +191,12 @@ def test_what_is_not_merged_for_want_of_work_is_told(monkeypatch: pytest.MonkeyP
     assert any(p.body.merged for p in some)
 
 
+def test_the_first_labellings_to_be_merged_are_of_all_peaks() -> None:
+    assert merging._spread([8.0, 7.9, 7.8, 2.8, 1.0]) == [0, 4, 3, 2, 1]
+    assert merging._spread([1.0, 1.0, 4.0]) == [0, 2, 1]
+    assert merging._spread([]) == []
+
+
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
     alone, cost = counted(plan, ())
     each = [collective_seconds("all_reduce", n * float(GRADIENT), (0,), MESH, H100) for n in (1, 3)]

@@ -24,6 +24,7 @@ from tests.extract.random_problems import (
     Shape,
     cost,
     labellings,
+    ladder,
     optimum,
     random_problem,
     seeds,
@@ -359,6 +360,44 @@ def test_every_network_has_a_turn_before_one_is_searched_in_depth() -> None:
     Race(searches, Effort(work=0.5)).run()
     deep = next(n for n, (_, nodes, _) in enumerate(turns) if nodes > turns[0][1])
     assert {k for _, _, k in turns[:deep]} == {0, 1, 2}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_one_network_proves_begins_the_search_of_another_of_its_form(seed: int) -> None:
+    """The same rows twice: at the prices of the first one step proves nearly as much."""
+    problem = ladder(seed, 20)
+    first, second = searches_of([problem] * 2, 1e-4, [0, 0])
+    (alone,) = searches_of([problem], 1e-4)
+    first.fastest()
+    first.leanest()
+    peaks = [c.peak for c in first.archive.candidates]
+    limits = Limits(0.5 * (min(peaks) + min(first.archive.candidates, key=lambda c: c.costs).peak))
+    for _ in range(4):
+        first.approach(limits, np.inf)
+    for other in (second, alone):
+        other.fastest()
+        other.approach(limits, np.inf, 0.0)
+    shared, own, proven = (s.archive.bound(limits.peak, np.inf) for s in (second, alone, first))
+    assert shared >= 0.98 * proven
+    assert shared >= own
+
+
+def test_limits_below_all_plans_wait_where_no_smaller_peak_is_possible(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(engine_search, "SMALL", 0)
+    searches = searches_of([ladder(2, 12)], 0.0)
+    found = Race(searches, Effort(work=1.0))
+    searches[0].fastest()
+
+    def weight() -> float:
+        least = min(c.peak for c in searches[0].archive.candidates)
+        (below,) = [w for x, known, w in found._open(0, [0]) if x.peak < least and known == np.inf]
+        return below
+
+    before = weight()
+    searches[0].leanest()
+    assert weight() < 1e-3 < before
 
 
 def test_an_interruption_keeps_what_was_found() -> None:
