@@ -10,7 +10,7 @@ plans are made that a front would show.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 
@@ -145,28 +145,35 @@ class _Merging:
         told = [*known]
         grounds: dict[int, Ground] = {}
         seen = left = 0
-        for result, candidate in self._likely(most):
-            if not _worth(told, candidate.costs):
-                continue
-            choices = result.assembled.choices
-            seen += len(choices.schedule.program.instances)
-            if found and seen > self.most_seen:
-                left += 1
-                continue
-            try:
-                given = self.results, result.assembled, candidate, self.objectives, grounds
-                plan = bounded_plan(*given, listed=False)
-            except ExtractError:  # which the front says of it
-                continue
-            ground = Ground(choices.schedule, self.machine)
-            ground = grounds.setdefault(id(choices.schedule), ground)
-            candidates = _candidates(plan, ground)
-            if candidates is not None:
-                worth = partial(self._worth_cutting, told, plan)
-                cuts = _cuts(plan, candidates, worth)
-                own = [_Way(plan, ground, x) for x in cuts if x.peak <= most]
-                told += [_told(plan, x.cut, self.machine) for x in own]
-                found += own
+        for labellings in self._likely(most):
+            costs = np.array([c.costs for _, c in labellings])
+            gains = _gains(np.array(told), costs)
+            while gains.max(initial=0.0) > LEAST:
+                k = int(gains.argmax())
+                result, candidate = labellings[k]
+                choices = result.assembled.choices
+                seen += len(choices.schedule.program.instances)
+                if found and seen > self.most_seen:
+                    left += int((gains > LEAST).sum())
+                    break
+                gains[k] = 0.0
+                try:
+                    given = self.results, result.assembled, candidate, self.objectives, grounds
+                    plan = bounded_plan(*given, listed=False)
+                except ExtractError:  # which the front says of it
+                    continue
+                ground = Ground(choices.schedule, self.machine)
+                ground = grounds.setdefault(id(choices.schedule), ground)
+                candidates = _candidates(plan, ground)
+                if candidates is not None:
+                    worth = partial(self._worth_cutting, told, plan)
+                    cuts = _cuts(plan, candidates, worth)
+                    own = [_Way(plan, ground, x) for x in cuts if x.peak <= most]
+                    made = [_told(plan, x.cut, self.machine) for x in own]
+                    found += own
+                    told += made
+                    if made:
+                        gains = np.minimum(gains, _gains(np.array(made), costs))
         return found, left
 
     def _worth_cutting(
@@ -174,11 +181,10 @@ class _Merging:
     ) -> bool:
         return _worth(known, _told(plan, cut, self.machine))
 
-    def _likely(self, most: float) -> list[tuple[NetworkResult, Candidate]]:
+    def _likely(self, most: float) -> Iterator[list[tuple[NetworkResult, Candidate]]]:
         """The labellings that a front would show if all were merged as far as dependences allow,
-        those of each number of devices spread over all peaks; then all others."""
-        chosen: list[tuple[NetworkResult, Candidate]] = []
-        others: list[tuple[NetworkResult, Candidate]] = []
+        the fastest of each number of devices before the others; then all that are left."""
+        groups: list[list[tuple[NetworkResult, Candidate]]] = [[], [], []]
         for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r in self.results):
             every = [
                 (r, c)
@@ -187,9 +193,19 @@ class _Merging:
                 if c.peak <= most and r.assembled.choices.mesh.devices == devices > 1
             ]
             first = shown(np.array([c.costs for _, c in every])) if every else []
-            chosen += [every[first[k]] for k in _spread([every[i][1].peak for i in first])]
-            others += [x for i, x in enumerate(every) if i not in set(first)]
-        return [*chosen, *sorted(others, key=lambda x: x[1].costs)]
+            for i, one in enumerate(every):
+                groups[0 if i in first[:1] else 1 if i in first else 2].append(one)
+        return (some for some in groups if some)
+
+
+def _gains(known: Floats, costs: Floats) -> Floats:
+    """By what share of the seconds known within their peaks labellings may be faster: [labellings].
+
+    `known` and `costs` [..., 3] are seconds, peaks and joules.
+    """
+    within = known[:, 1] <= costs[:, 1, None] * _JUST
+    seconds = np.where(within, known[:, 0], np.inf).min(axis=1, initial=np.inf)
+    return 1.0 - costs[:, 0] / seconds
 
 
 def _worth(known: Sequence[tuple[float, float, float]], costs: tuple[float, float, float]) -> bool:
@@ -198,19 +214,6 @@ def _worth(known: Sequence[tuple[float, float, float]], costs: tuple[float, floa
     seconds, peak, _ = costs
     within = [s for s, p, _ in known if p <= peak * _JUST]
     return seconds < (1.0 - LEAST) * min(within, default=np.inf)
-
-
-def _spread(peaks: Sequence[float]) -> list[int]:
-    """The first of some peaks, and again and again the one that is farthest from all before it, as
-    a ratio: however few are looked at, they are from all over."""
-    logs = np.log(np.maximum(np.array(peaks), 1.0))
-    far, order = np.full(len(logs), np.inf), list[int]()
-    for _ in peaks:
-        k = int(far.argmax())
-        order.append(k)
-        far = np.minimum(far, np.abs(logs - logs[k]))
-        far[order] = -1.0
-    return order
 
 
 def _shown(costs: Floats, first: int) -> list[int]:

@@ -191,10 +191,10 @@ def test_what_is_not_merged_for_want_of_work_is_told(monkeypatch: pytest.MonkeyP
     assert any(p.body.merged for p in some)
 
 
-def test_the_first_labellings_to_be_merged_are_of_all_peaks() -> None:
-    assert merging._spread([8.0, 7.9, 7.8, 2.8, 1.0]) == [0, 4, 3, 2, 1]
-    assert merging._spread([1.0, 1.0, 4.0]) == [0, 2, 1]
-    assert merging._spread([]) == []
+def test_labellings_that_may_gain_most_within_their_peaks_are_merged_first() -> None:
+    known = np.array([(4.0, 8.0, 1.0), (6.0, 2.0, 1.0)])
+    labellings = np.array([(3.0, 9.0, 1.0), (3.0, 4.0, 1.0), (7.0, 2.0, 1.0), (1.0, 1.0, 1.0)])
+    assert merging._gains(known, labellings).tolist() == pytest.approx([1 / 4, 1 / 2, -1 / 6, 1.0])
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
