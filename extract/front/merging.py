@@ -205,7 +205,7 @@ def _gains(known: Floats, costs: Floats) -> Floats:
     """
     within = known[:, 1] <= costs[:, 1, None] * _JUST
     seconds = np.where(within, known[:, 0], np.inf).min(axis=1, initial=np.inf)
-    return 1.0 - costs[:, 0] / seconds
+    return np.where(seconds > 0.0, 1.0 - costs[:, 0] / np.maximum(seconds, 1e-30), 0.0)
 
 
 def _worth(known: Sequence[tuple[float, float, float]], costs: tuple[float, float, float]) -> bool:

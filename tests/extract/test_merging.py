@@ -195,6 +195,7 @@ def test_labellings_that_may_gain_most_within_their_peaks_are_merged_first() -> 
     known = np.array([(4.0, 8.0, 1.0), (6.0, 2.0, 1.0)])
     labellings = np.array([(3.0, 9.0, 1.0), (3.0, 4.0, 1.0), (7.0, 2.0, 1.0), (1.0, 1.0, 1.0)])
     assert merging._gains(known, labellings).tolist() == pytest.approx([1 / 4, 1 / 2, -1 / 6, 1.0])
+    assert merging._gains(0 * known, 0 * labellings).tolist() == [0.0] * 4
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:
