@@ -1,10 +1,12 @@
 """Monoids as data: what a reduction keeps of its elements, and how two such states combine.
 
-The file `monoids.yaml` says what every field means and holds all of them.
+The file `monoids.yaml` says what every field means and holds those that ship with the package.
+Users add files of their own; those are admitted only if their laws hold (`laws.py`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -93,10 +95,20 @@ class Monoid:
         return formula.outermost if plain and formula.outermost in MESH_FUNCTIONS else ""
 
 
-@cache
+# Published whole, never filled in place: other threads read it meanwhile.
+_KNOWN: Mapping[str, Monoid] = {}
+_LOCK = threading.RLock()
+
+
 def monoids() -> Mapping[str, Monoid]:
-    """The monoids that ship with the package, by name."""
-    return {m.name: m for m in read_monoids(Path(__file__).with_name("monoids.yaml"))}
+    """Every monoid known, by name: those that ship with the package, then those added."""
+    global _KNOWN
+    if not _KNOWN:
+        with _LOCK:
+            if not _KNOWN:
+                shipped = read_monoids(Path(__file__).with_name("monoids.yaml"))
+                _KNOWN = {found.name: found for found in shipped}
+    return _KNOWN
 
 
 def monoid(name: str | None) -> Monoid:
@@ -107,17 +119,41 @@ def monoid(name: str | None) -> Monoid:
     return found
 
 
-@cache
 def single_monoids() -> tuple[str, ...]:
     """Names of the monoids whose states are single tensors: those that plans may leave pending."""
-    return tuple(name for name, m in monoids().items() if m.single)
+    return _singles(tuple(monoids()))
+
+
+@cache
+def _singles(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in names if monoid(name).single)
+
+
+def add_monoids(path: str | Path) -> tuple[Monoid, ...]:
+    """Read a file of your own, in the form of `monoids.yaml`, and make its monoids known.
+
+    Returns them. Raises MonoidError for a malformed file, for a name that is taken, and for a
+    monoid that does not keep its laws; nothing is added then.
+    """
+    from .laws import check_laws
+
+    added = read_monoids(Path(path))
+    for new in added:
+        if new.name in monoids():
+            raise MonoidError(f"there is a monoid {new.name!r} already", where=new.where)
+        check_laws(new)
+    global _KNOWN
+    with _LOCK:
+        _KNOWN = {**monoids(), **{new.name: new for new in added}}
+        _singles.cache_clear()
+    return added
 
 
 # ---- reading -----------------------------------------------------------------------------------
 
 
 def read_monoids(path: Path) -> tuple[Monoid, ...]:
-    """The monoids of a file.
+    """The monoids of a file, unchecked against their laws.
 
     Raises MonoidError with `file:line:column` for the first fault in it.
     """

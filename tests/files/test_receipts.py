@@ -15,6 +15,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.errors import GraphError, PlanError
+from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.files import files, fingerprint
 from tapestry_egg.files.files import sealed
@@ -51,6 +52,7 @@ def certified(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         found.append("front")
         admit_front(*given)
 
+    monkeypatch.setattr(fingerprint, "_is_as_written", lambda: True)  # but for these two
     monkeypatch.setattr(files, "admit", one)
     monkeypatch.setattr(files, "admit_front", front)
     return found
@@ -100,3 +102,17 @@ def test_plans_that_nobody_has_certified_are_not_believed(
     te.save(replace(plan, costs=replace(plan.costs, seconds=1e-9)), folder / "plan.json")
     with pytest.raises(PlanError, match="counted again"):
         te.load(folder / "plan.json")
+
+
+def test_a_process_whose_code_was_replaced_keeps_no_receipts(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fingerprint._is_as_written()
+    with monkeypatch.context() as patch:
+        profile = Walk.profile
+        patch.setattr(Walk, "profile", lambda self: profile(self))
+        te.save(planned(), folder / "front.json")
+        assert not fingerprint._is_as_written()
+    assert not (folder / "receipts").exists()
+    te.save(planned(), folder / "front.json")
+    assert (folder / "receipts").exists()

@@ -7,9 +7,8 @@ import pytest
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.costs import kernel_seconds, like_roofline
 from tapestry_egg.machine.tables import kernel_rates
-from tapestry_egg.machine.tables.kernel_rates import kernel_rate
+from tapestry_egg.machine.tables.kernel_rates import add_kernel_rates, kernel_rate
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.yaml_nodes import read_yaml_text
 
 
 def test_rates_are_the_tables_own_and_interpolated_between() -> None:
@@ -53,6 +52,17 @@ def test_a_kernel_that_spills_waits_for_memory_beside_its_flops() -> None:
         assert work / rate == pytest.approx(seconds)
 
 
+def test_a_users_own_table_counts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernel_rates, "_ADDED", [])
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "flash_attention:\n  - {devices: [h100], dtype: bfloat16, at: [1, 128, 1], flops: 5e12}\n"
+    )
+    add_kernel_rates(own)
+    assert kernel_rate("flash_attention", (1, 128, 4096), "bfloat16", "h100") == 5e12
+    assert kernel_rate("flash_attention", (0, 128, 4096), "bfloat16", "h100") == 671e12
+
+
 @pytest.mark.parametrize(
     ("row", "says"),
     [
@@ -66,5 +76,5 @@ def test_malformed_rows_name_the_place(tmp_path: Path, row: str, says: str) -> N
     file = tmp_path / "bad.yaml"
     file.write_text(f"flash_attention:\n  - {row}\n")
     with pytest.raises(TargetError, match=says) as caught:
-        kernel_rates._read(read_yaml_text(file, TargetError, str(file)), str(file))
+        add_kernel_rates(file)
     assert "bad.yaml:2:" in str(caught.value)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tapestry_egg.monoids import MonoidError, monoid
-from tapestry_egg.monoids.definition import read_monoids
+from tapestry_egg.monoids import MonoidError, add_monoids, monoid, monoids
+from tapestry_egg.monoids import definition as definition_module
 from tapestry_egg.monoids.fold import (
     combine,
     fold,
@@ -19,7 +19,7 @@ from tapestry_egg.monoids.fold import (
     wrap,
     zero,
 )
-from tests.monoids.laws import check_laws
+from tapestry_egg.monoids.laws import check_laws
 
 NAMES = ("sum", "prod", "max", "min", "and", "or", "argmax", "argmin", "logaddexp")
 TUPLES = ("moments", "logsumexp", "softmax_values")
@@ -245,18 +245,29 @@ last:
 """
 
 
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Monoids added in a test are forgotten after it."""
+    monkeypatch.setattr(definition_module, "_KNOWN", dict(monoids()))
+
+
 def written(tmp_path: Path, text: str) -> Path:
     path = tmp_path / "mine.yaml"
     path.write_text(text)
     return path
 
 
-def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
-    (own,) = read_monoids(written(tmp_path, LAST))
+@pytest.mark.usefixtures("fresh")
+def test_a_file_of_ones_own_adds_monoids(tmp_path: Path) -> None:
+    (added,) = add_monoids(written(tmp_path, LAST))
+    assert monoid("last") is added
     x = np.array([[3, 0, 4], [5, 0, 0]])
-    assert reduce(own, x)["value"].tolist() == [5, 0, 4]
+    assert reduce(added, x)["value"].tolist() == [5, 0, 4]
+    with pytest.raises(MonoidError, match="a monoid 'last' already"):
+        add_monoids(tmp_path / "mine.yaml")
 
 
+@pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
     ("old", "new", "law"),
     [
@@ -266,20 +277,22 @@ def test_a_file_of_ones_own_is_read(tmp_path: Path) -> None:
         ("commutative: false", "commutative: false\n  mesh: {kept: psum(kept)}", "mesh"),
     ],
 )
-def test_a_monoid_that_breaks_a_law_is_refused(
+def test_a_monoid_that_breaks_a_law_is_not_added(
     tmp_path: Path, old: str, new: str, law: str
 ) -> None:
     with pytest.raises(MonoidError, match=rf"last breaks the law .*{law}"):
-        check_laws(*read_monoids(written(tmp_path, LAST.replace(old, new))))
+        add_monoids(written(tmp_path, LAST.replace(old, new)))
+    assert "last" not in monoids()
 
 
+@pytest.mark.usefixtures("fresh")
 def test_sums_of_floats_are_not_exact(tmp_path: Path) -> None:
     """They keep the laws up to rounding, so only the claim is wrong."""
     floats = LAST.replace("[int]", "[float]").replace("commutative: false", "commutative: true")
     floats = floats.replace("where(b.kept == 0, a.kept, b.kept)", "a.kept + b.kept")
     with pytest.raises(MonoidError, match=r"last breaks the law \(a•b\)•c(.|\n)*`exact`"):
-        check_laws(*read_monoids(written(tmp_path, floats)))
-    check_laws(*read_monoids(written(tmp_path, floats.replace("exact: [float]", "exact: []"))))
+        add_monoids(written(tmp_path, floats))
+    add_monoids(written(tmp_path, floats.replace("exact: [float]", "exact: []")))
 
 
 @pytest.mark.parametrize(
@@ -307,7 +320,7 @@ def test_sums_of_floats_are_not_exact(tmp_path: Path) -> None:
 def test_a_malformed_file_says_where(tmp_path: Path, old: str, new: str, what: str) -> None:
     path = written(tmp_path, LAST.replace(old, new, 1))
     with pytest.raises(MonoidError, match=rf"mine\.yaml:\d+:\d+(.|\n)*{what}"):
-        read_monoids(path)
+        add_monoids(path)
 
 
 @pytest.mark.parametrize("name", [*NAMES, *TUPLES])

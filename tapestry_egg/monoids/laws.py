@@ -1,4 +1,4 @@
-"""The laws of a monoid, checked on random states."""
+"""The laws of a monoid, checked on random states before a user's monoid is trusted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.monoids.definition import Monoid
-from tapestry_egg.monoids.fold import State, combine, fold, over_mesh, wrap, zero
-from tapestry_egg.monoids.formula import MonoidError, arithmetic
+from .definition import Monoid
+from .fold import State, combine, fold, over_mesh, wrap, zero
+from .formula import MonoidError, arithmetic
 
 #: Rounding errors of states of a few numbers near 1, in units of the dtype's epsilon.
 _ULPS = 64
