@@ -51,7 +51,7 @@ _MOST_GAP, _LITTLE = 1e6, 0.05
 
 # The share of what work is left, once one network of each form has been searched for the least
 # peak, that goes to limits in these before all others are taken up.
-_SCOUTING = 0.4
+_FOR_QUICKEST = 0.4
 
 #: Takes the archives of all networks whenever one may have improved.
 Report = Callable[[Sequence[Archive]], None]
@@ -124,21 +124,21 @@ class Race:
             return
         if not quick and (1 in self.effort.wanted or self.limits is not None):
             found = self._satisfied  # else more work than was asked for is done
-            first = [*coarse, *fine] if small else self._scouts()
+            first = [*coarse, *fine] if small else self._quickest_of_forms()
             self._ends(pool, first, lambda k: self.searches[k].leanest, found)
             if self.effort.front and len(first) < len(self.searches):
                 spent = self._spent()
-                self._tasks(pool, first, spent + _SCOUTING * (self.effort.work - spent))
+                self._tasks(pool, first, spent + _FOR_QUICKEST * (self.effort.work - spent))
             others = [k for k in [*coarse, *fine] if k not in first]
             self._ends(pool, others, lambda k: self.searches[k].leanest, found)
             if self.effort.brief and not found():
                 return
         if not quick and 2 in self.effort.wanted:
-            some = [*coarse, *fine] if small else self._scouts()
+            some = [*coarse, *fine] if small else self._quickest_of_forms()
             self._ends(pool, some, lambda k: self.searches[k].frugal)
         self._tasks(pool, fine, self.effort.work)
 
-    def _scouts(self) -> list[int]:
+    def _quickest_of_forms(self) -> list[int]:
         """Of the networks of each form the one that is passed most quickly: what it finds within
         limits are plans and prices for the others."""
         first: dict[int, int] = {}

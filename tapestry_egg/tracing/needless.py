@@ -102,9 +102,8 @@ def made_once(
     known: dict[Any, tuple[int, ...]] = {}
     filled = {v: v for v in constants}  # value -> the equal one that was filled in first
     named: dict[int, int] = {}  # value -> what it names
-    shapes: dict[
-        tuple[int, int | None], tuple[int, ...]
-    ] = {}  # value -> its elements' other shapes
+    # By value and checkpoint: the values before it that have its elements in other shapes.
+    shapes: dict[tuple[int, int | None], tuple[int, ...]] = {}
     kept: list[Operation] = []
     for op in operations:
         inputs = tuple([stands.get(v, v) for v in op.inputs])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -196,6 +197,21 @@ def test_labellings_that_may_gain_most_within_their_peaks_are_merged_first() -> 
     labellings = np.array([(3.0, 9.0, 1.0), (3.0, 4.0, 1.0), (7.0, 2.0, 1.0), (1.0, 1.0, 1.0)])
     assert merging._gains(known, labellings).tolist() == pytest.approx([1 / 4, 1 / 2, -1 / 6, 1.0])
     assert merging._gains(0 * known, 0 * labellings).tolist() == [0.0] * 4
+
+
+def test_the_fastest_labelling_of_each_number_of_devices_is_merged_before_others() -> None:
+    def result(devices: int, *costs: tuple[float, float, float]) -> Any:
+        mesh = SimpleNamespace(mesh=SimpleNamespace(devices=devices))
+        candidates = [SimpleNamespace(costs=c, peak=c[1]) for c in costs]
+        return SimpleNamespace(
+            assembled=SimpleNamespace(choices=mesh), archive=SimpleNamespace(candidates=candidates)
+        )
+
+    fast, lean, worse, of_two = (1.0, 8.0, 1.0), (2.0, 4.0, 1.0), (3.0, 8.0, 1.0), (1.5, 9.0, 1.0)
+    results = [result(8, lean, worse, fast), result(2, of_two), result(1, (1.0, 1.0, 1.0))]
+    of: Any = SimpleNamespace(results=results)
+    groups = [[c.costs for _, c in some] for some in merging._Merging._likely(of, np.inf)]
+    assert groups == [[fast, of_two], [lean], [worse]]
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:

@@ -58,6 +58,7 @@ def test_what_gets_its_shape_back_is_what_it_was() -> None:
     assert kernels(there_and_back, X) == ["tanh", "add"]
     assert kernels(lambda x: jnp.pad(jnp.tanh(x), 1, "edge"), X).count("broadcast_in_dim") == 0
     # What repeats elements or orders them anew is another array.
+    assert kernels(lambda x: x.T.reshape(x.shape), X) == ["transpose", "reshape"]
     assert "transpose" in kernels(
         lambda x: x.reshape(4, 4, 16).swapaxes(0, 1).reshape(16, 16), X[:16]
     )
