@@ -58,7 +58,7 @@ def search_networks(state: State) -> State:
     begun = time.perf_counter()
     found = Race(
         searches,
-        effort(q),
+        effort(q, _passing(searches)),
         heeded(q),
         report=lambda _: _report(state, begun),
         devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
@@ -129,20 +129,25 @@ def _left_out(network: Network) -> tuple[int, ...]:
     return *choices.truncated, choices.uncombined, *copies
 
 
-def effort(q: Question) -> Effort:
-    """How hard to search."""
+def _passing(searches: Sequence[Search]) -> float:
+    """Units of work that a pass of messages over the tables of all networks takes."""
+    return sum(s.all.sweeping for s in searches)
+
+
+def effort(q: Question, passing: float = 0.0) -> Effort:
+    """How hard to search networks over whose tables a pass takes so many units."""
     from tapestry_egg.extract.engine.race import Effort
 
     from .passes import threads
 
     wanted = [SEARCHED.index(o) for o in map(objective, q.objectives) if o in SEARCHED]
     return Effort(
-        work=q.settings.most_work(q.graph.size),
+        work=q.settings.most_work(q.graph.size, passing),
         gap=q.settings.gap,
         front=q.settings.front,
         brief=not q.wide,
         wanted=tuple(wanted),
-        seconds=q.settings.most_seconds(q.graph.size),
+        seconds=q.settings.most_seconds(q.graph.size, passing),
         patience=q.settings.patience,
         threads=threads(q),
     )
@@ -212,8 +217,9 @@ def _report(state: State, begun: float) -> None:
     """Tell of the best plans so far."""
     q = state.question
     searches: list[Search] = [n.search for n in state.networks if n.search is not None]
-    spent = sum(s.work.units for s in searches) / q.settings.most_work(q.graph.size)
-    spent = max(spent, (time.perf_counter() - begun) / q.settings.most_seconds(q.graph.size))
+    size, passing = q.graph.size, _passing(searches)
+    spent = sum(s.work.units for s in searches) / q.settings.most_work(size, passing)
+    spent = max(spent, (time.perf_counter() - begun) / q.settings.most_seconds(size, passing))
     archives = [s.archive for s in searches]
     q.tell(Phase("extract", so_far(archives), min(0.99, spent)))
     if q.kept is not None:

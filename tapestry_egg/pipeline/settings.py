@@ -16,6 +16,9 @@ from tapestry_egg.shard.strategies import Budget
 # Units of search, each about what one processor does in a second, and more for each operation of
 # the program, where nothing else is asked for: a short program is not searched for a minute.
 _WORK, _PER_OPERATION = 2.0, 1.0 / 1500.0
+# At least so many passes of messages over the tables of all networks. On meshes of two axes tables
+# are large: the step of two GPT-2 layers on 8x8 devices has those of twelve on 8.
+_PASSES = 60.0
 # Entries of tables that are made, in any case and for each unit of work: two million take a second.
 _ENTRIES, _ENTRIES_PER_WORK = 2e6, 2e6
 #: Mesh axes at most, on all machines and for all programs, where nothing else is asked for.
@@ -117,20 +120,23 @@ class Settings:
         """Mesh axes at most before it is known how large tables are."""
         return FIRST_AXES if self.max_axes is None else self.max_axes
 
-    def most_work(self, size: int) -> float:
-        """Units of work that the search of a program of `size` operations may take; infinite where
-        only time limits it."""
+    def most_work(self, size: int, passing: float = 0.0) -> float:
+        """Units of work that the search of a program of `size` operations may take, where a pass
+        over the tables of all its networks takes `passing`; infinite where only time limits it."""
         if self.work is not None:
             return self.work
-        return _WORK + _PER_OPERATION * size if self.seconds is None else float("inf")
+        default = max(_WORK + _PER_OPERATION * size, _PASSES * passing)
+        return default if self.seconds is None else float("inf")
 
     def most_entries(self, size: int) -> float:
         """Entries that the tables of such a program may have together."""
         return min(self.entries, _ENTRIES + _ENTRIES_PER_WORK * self.most_work(size))
 
-    def most_seconds(self, size: int) -> float:
+    def most_seconds(self, size: int, passing: float = 0.0) -> float:
         """Seconds after which the search of such a program ends, finished or not."""
-        return max(_LEAST, _FAR * self.most_work(size)) if self.seconds is None else self.seconds
+        if self.seconds is not None:
+            return self.seconds
+        return max(_LEAST, _FAR * self.most_work(size, passing))
 
 
 def _is_amount(value: object, nothing: bool) -> bool:

@@ -19,7 +19,7 @@ from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.extract.engine.archive import Archive
 from tapestry_egg.extract.engine.race import Effort, Race, searches_of
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.pipeline import Settings, optimize
+from tapestry_egg.pipeline import Settings, optimize, settings
 from tests.extract.random_problems import ladder
 from tests.rewrite.equal_forms import graph_of, struct, two
 
@@ -158,8 +158,8 @@ def test_a_front_that_the_clock_ended_says_so() -> None:
 
 
 def test_rules_that_the_clock_ended_are_told() -> None:
-    settings = Settings(work=1.0, algebra=Budget(seconds=0.0), budget=Budget(seconds=0.0))
-    notes = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=settings).notes
+    brief = Settings(work=1.0, algebra=Budget(seconds=0.0), budget=Budget(seconds=0.0))
+    notes = optimize(GRAPH, "h100:4", mesh_shapes=SHAPES, settings=brief).notes
     assert any("rules on the program" in n.text for n in notes)
     assert any("rules on layouts" in n.text for n in notes)
 
@@ -172,3 +172,28 @@ def test_the_limit_of_time_is_far_away_unless_it_is_asked_for() -> None:
     assert asked.most_seconds(30) == 5.0 and asked.most_work(30) == float("inf")
     both = Settings(seconds=5.0, work=2.0)
     assert (both.most_seconds(30), both.most_work(30)) == (5.0, 2.0)
+
+
+def test_more_work_is_done_where_tables_are_large_unless_it_is_asked_for() -> None:
+    passing = 1.0  # a pass over all tables is a unit
+    assert Settings().most_work(30, passing) > 10 * Settings().most_work(30)
+    assert Settings().most_seconds(30, passing) >= 10 * Settings().most_work(30, passing)
+    assert Settings(work=2.0).most_work(30, passing) == 2.0
+    assert Settings(seconds=5.0).most_seconds(30, passing) == 5.0
+
+
+def test_a_race_has_the_work_that_its_tables_want(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two axes of a mesh make larger tables than one, and are searched longer for it."""
+    given: list[float] = []
+    run = Race.run
+
+    def noting(race: Race) -> None:
+        given.append(race.effort.work)
+        run(race)
+
+    monkeypatch.setattr(Race, "run", noting)
+    monkeypatch.setattr(settings, "_WORK", 0.0)
+    for shapes in ([MeshShape(("x",), (8,))], [MeshShape(("x", "y"), (2, 4))]):
+        optimize(GRAPH, "h100:8", mesh_shapes=shapes)
+    one, two = given
+    assert one < two
