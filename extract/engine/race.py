@@ -37,8 +37,10 @@ _NEARLY = 0.5
 # and at most: every network has a turn before another is searched in depth.
 _NODES, _MORE, _MOST_NODES = 32, 8, 2048
 
-# A task that leaves more than this share of a gap is not tried again at the same limits.
-_VAIN = 0.8
+# A task that leaves more than this share of a gap is not tried again at the same limits, nor, in
+# large networks, at limits that are no farther from them than by this factor: what bounds at the
+# ones bounds at the others.
+_VAIN, _NEAR = 0.8, 1.02
 
 # Other plans are looked for from this share of a plan's peak on: those of larger peaks a front
 # would not show beside it. Between plans whose peaks differ by more than this factor large networks
@@ -48,6 +50,9 @@ _BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
 # The widest gap, which is that of limits within which no plan is known. Below the least peak it is,
 # too, until none is possible that is smaller by this share; then the share itself is the gap.
 _MOST_GAP, _LITTLE = 1e6, 0.05
+
+# The share of all work that goes to the fastest plans of all networks before any other plan.
+_FOR_FASTEST = 0.4
 
 # The share of what work is left, once one network of each form has been searched for the least
 # peak, that goes to limits in these before all others are taken up.
@@ -174,6 +179,17 @@ class Race:
         deepest = round(math.log(_MOST_NODES / _NODES, _MORE))
         return 1 + deepest if self.searches[task.network].small else 1
 
+    def _is_vain(self, task: Task) -> bool:
+        """Whether a task was tried for nothing, or one at nearly the same limits."""
+        if task in self._vain or self.searches[task.network].small:
+            return task in self._vain
+        return any(
+            x.network == task.network
+            and x.level == task.level
+            and all(map(_is_near, x.pair, task.pair))
+            for x in self._vain
+        )
+
     def _work_on(self, task: Task, most: float) -> None:
         """Take up a task, with `most` units of work."""
         search, limits = self.searches[task.network], task.limits
@@ -190,7 +206,8 @@ class Race:
         """To begin with a network: with care where plans may be faster than those found so far on
         no more devices."""
         devices = 0 if self.devices is None else self.devices[network]
-        most = (self.effort.work - self._spent()) / (len(self.searches) - len(self.begun))
+        left = self.effort.work * (_FOR_FASTEST if self.effort.front else 1.0)
+        most = max(left - self._spent(), 0.0) / (len(self.searches) - len(self.begun))
         return partial(self.searches[network].fastest, self._known(devices, Limits()), most)
 
     def _of_form(self, network: int) -> tuple[float, int]:
@@ -243,7 +260,7 @@ class Race:
                     for k in mine
                     for task in [Task(k, limits, level, known)]
                     for bound in [self.searches[k].archive.bound(*astuple(limits))]
-                    if task not in self._vain and share(known, bound) > self.effort.gap
+                    if share(known, bound) > self.effort.gap and not self._is_vain(task)
                 ]
                 if rivals:
                     turn, bound, task = min(rivals, key=lambda x: x[:2])
@@ -325,6 +342,10 @@ class Race:
         late = now > self._begun + self.effort.seconds
         self.late |= late or now > self._gained + self.effort.patience
         return self.late
+
+
+def _is_near(a: float, b: float) -> bool:
+    return a == b or max(a, b) <= _NEAR * min(a, b)
 
 
 #: Something to be done about a network.

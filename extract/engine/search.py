@@ -320,16 +320,12 @@ class Search:
         if not fast.peak or not fast.seconds:
             return
         total = _LEAN * fast.seconds / fast.peak
-        used = self._profile(fast.rows)
-        prices = Prices(total * _weights(np.ones_like(used), used))
-        self.bound(prices, _SWEEPS)
-        part, least = self._core([fast.rows]), fast
-        for _ in range(_LEAN_STEPS):
-            found = self.settle(prices, _SWEEPS, (), part)
-            if found.peak < least.peak:
-                least = found
-            used = 0.5 * (used + self._profile(found.rows))
-            prices = replace(prices, bytes=total * _weights(prices.bytes, used))
+        if self.mixtures.leanest is None:
+            least, weights = self._lean(fast, total)
+            self.mixtures.leanest = weights
+        else:  # those of another network of the form
+            least, weights = fast, self.mixtures.leanest
+        prices = Prices(total * weights)
         found = self.settle(prices, _SWEEPS, [least.rows])
         self._remember(self._here())
         least = min(least, found, key=lambda c: c.peak)
@@ -337,8 +333,22 @@ class Search:
         messages = self.all.state.messages.copy()
         self.all.state.messages[:] /= total
         enough = min(c.peak for c in self.archive.candidates) / (1.0 + self.gap)
-        self.bound(Prices(prices.bytes / prices.bytes.sum(), second=0.0), _SWEEPS, enough=enough)
+        self.bound(Prices(weights, second=0.0), _SWEEPS, enough=enough)
         self.all.state.messages[:] = messages
+
+    def _lean(self, fast: Candidate, total: float) -> tuple[Candidate, Floats]:
+        """A plan of a small peak, and shares of the `total` price of memory that lead to one."""
+        used = self._profile(fast.rows)
+        weights = _weights(np.ones_like(used), used)
+        self.bound(Prices(total * weights), _SWEEPS)
+        part, least = self._core([fast.rows]), fast
+        for _ in range(_LEAN_STEPS):
+            found = self.settle(Prices(total * weights), _SWEEPS, (), part)
+            if found.peak < least.peak:
+                least = found
+            used = 0.5 * (used + self._profile(found.rows))
+            weights = _weights(weights, used)
+        return least, weights
 
     def frugal(self) -> None:
         """Find plans of few joules, and prove that none takes many fewer than the most frugal."""

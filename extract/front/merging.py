@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 
 import numpy as np
 
@@ -40,8 +40,8 @@ LEAST = 0.01
 # the first is in any case.
 _SEEN, _MOST_SEEN = 17_500, 60_000
 
-# Collectives that are merged or not one by one: those that save most.
-_MOST_GROUPS = 8
+# Where merged collectives hold too much, some are cut in two so often at most.
+_MOST_HALVED = 8
 
 # Rounded, so much is within a limit as well.
 _JUST = 1.0 + 1e-9
@@ -225,10 +225,10 @@ def _cuts(
     plan: Plan, candidates: Candidates, worth: Callable[[Cut], bool] = lambda _: True
 ) -> list[Cut]:
     """Ways to merge that save a share worth telling, each with the peak that the plan then has;
-    those first that save most. Fewer and fewer of the most that may be merged are tried if that is
-    `worth` it as long as the peak stays."""
+    those first that save most. Smaller and smaller groups are tried if that is `worth` it as long
+    as the peak stays."""
     held = float(plan.costs.peak_bytes)
-    ways = {candidates.groups(which, waits) for waits in (True, False) for which in WHICH}
+    ways = {candidates.groups(which) for which in WHICH}
     few = LEAST * plan.costs.seconds
     saving = sorted(((x, s) for x, s in ways if s >= few), key=lambda one: (-one[1], repr(one[0])))
     if not any(worth(Cut(groups, saved, held)) for groups, saved in saving):
@@ -241,35 +241,49 @@ def _cuts(
             found.setdefault(frozenset(groups), Cut(groups, saved, _held(peaks, groups)))
     most = max(found.values(), key=lambda cut: cut.saved)
     if all(x.peak > held * _JUST for x in found.values()):
-        for x in _grown(most, candidates, peaks, lambda saved: worth(Cut((), saved, held))):
+        for x in _halved(most, candidates, peaks, held, lambda saved: worth(Cut((), saved, held))):
             found.setdefault(frozenset(x.groups), x)
     kept = [x for x in found.values() if x.saved >= few and x.peak < np.inf]
     return sorted(kept, key=lambda cut: (-cut.saved, cut.peak))
 
 
-def _grown(
-    most: Cut, candidates: Candidates, peaks: Peaks, worth: Callable[[float], bool]
-) -> list[Cut]:
-    """Fewer of the groups of a cut, those first without which the peak is the least: as many as
-    each peak below that of the cut allows, where what they save is `worth` it."""
-    saved = {group: candidates.saved_by(group) for group in most.groups}
-    some = sorted(most.groups, key=lambda group: -saved[group])[:_MOST_GROUPS]
-    alone = {group: _held(peaks, (group,)) for group in some}
-    order = sorted(some, key=lambda group: (alone[group], -saved[group]))
-    total = np.cumsum([0.0, *(saved[group] for group in order)])
-    held = cache(lambda n: alone[order[0]] if n == 1 else _held(peaks, tuple(order[:n])))
-    numbers = range(1, len(order) + (len(some) < len(most.groups)))
-    tried = [n for n in numbers if worth(total[n])]  # from some number on: more save more
-    few: dict[float, int] = {}
-    spans = [(tried[0], tried[-1])] if tried else []
-    while spans:  # more groups hold no less: between two of one peak is nothing to find
-        a, b = spans.pop()
-        few |= {held(n): max(n, few.get(held(n), 0)) for n in (a, b) if held(a) < most.peak}
-        if b - a > 1 and held(a) < min(held(b), most.peak):
-            spans += [(a, (a + b) // 2), ((a + b) // 2, b)]
-    return [
-        Cut(tuple(order[:n]), float(total[n]), peak) for peak, n in few.items() if peak < most.peak
-    ]
+def _halved(
+    most: Cut, candidates: Candidates, peaks: Peaks, held: float, worth: Callable[[float], bool]
+) -> Iterator[Cut]:
+    """Smaller groups than those of a cut, until the peak is no more than what is `held`: whenever
+    it is, those that add most for what they save are cut in two, in the order of their members, as
+    long as what is saved is `worth` it."""
+    groups = [(group, candidates.saved_by(group)) for group in most.groups]
+    for _ in range(_MOST_HALVED):
+        try:
+            peak, times = peaks.waiting([group for group, _ in groups], held * _JUST)
+        except PlanError:
+            return
+        saved = sum(s for _, s in groups)
+        yield Cut(tuple(group for group, _ in groups), saved, peak)
+        some: set[int] = set()
+        for over, waiting in times:
+            dear = [k for k, adds in enumerate(waiting) if adds > 0.0]
+            dear.sort(key=lambda k: -waiting[k] / groups[k][1])
+            covered = np.cumsum([waiting[k] for k in dear])
+            some |= {*dear[: 1 + int(np.searchsorted(covered, over))]}
+            if not dear and groups:  # other values wait for one of them
+                some.add(min(range(len(groups)), key=lambda k: groups[k][1]))
+        if not some or not worth(saved):
+            return
+        groups = [
+            (part, saves)
+            for k, (group, saves) in enumerate(groups)
+            for part in (_halves(group) if k in some else (group,))
+            for saves in [candidates.saved_by(part) if k in some else saves]
+            if saves > 0.0
+        ]
+
+
+def _halves(group: Merged) -> list[Merged]:
+    """A group in two, those of one member left out."""
+    middle = len(group) // 2
+    return [part for part in (group[:middle], group[middle:]) if len(part) > 1]
 
 
 def _held(peaks: Peaks, groups: tuple[Merged, ...]) -> float:

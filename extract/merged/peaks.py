@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -117,6 +117,31 @@ class _Value:
     late: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """All arrays of a plan whose units run in this order: the ticks from which and until which each
+    is there, its bytes, and its value, by its place, -1 for none."""
+
+    order: list[int]
+    begin: Ints
+    end: Ints
+    amount: Floats
+    value: Ints
+    ticks: int
+
+    def profile(self) -> Floats:
+        """[ticks]: bytes alive."""
+        change: Floats = np.bincount(self.begin, self.amount, self.ticks + 1).astype(np.float64)
+        change -= np.bincount(self.end, self.amount, self.ticks + 1)
+        return np.cumsum(change)[:-1]
+
+    def of_values(self, tick: int, values: int) -> Floats:
+        """[values]: the bytes of each that are alive at a tick."""
+        there = (self.begin <= tick) & (tick < self.end) & (self.value >= 0)
+        found = np.bincount(self.value[there], self.amount[there], values)
+        return found.astype(np.float64)
+
+
 class Peaks:
     """What the plan of some candidates holds, whichever of these are merged."""
 
@@ -144,6 +169,37 @@ class Peaks:
 
         Raises PlanError where some wait for each other.
         """
+        return self._arrays(merged).profile()
+
+    def waiting(
+        self, merged: Sequence[Merged], held: float
+    ) -> tuple[float, list[tuple[float, list[float]]]]:
+        """The peak with some copies merged; and of every time when more is `held`, by how many
+        bytes at most, and how many of them each of these adds then: of what waits for others in it,
+        beyond what is there of the same values when the same unit runs in the plan as it is.
+
+        Raises PlanError where some wait for each other.
+        """
+        now, values = self._arrays(merged), len(self._values)
+        profile = now.profile()
+        own = [[self._number[self._takers[key][0]] for key in keys] for keys in merged]
+        found = []
+        above = np.concatenate([[False], profile > held, [False]])
+        for begin, end in np.flatnonzero(above[1:] != above[:-1]).reshape(-1, 2).tolist():
+            tick = begin + int(profile[begin:end].argmax())
+            unit = now.order[min(tick // 2, len(now.order) - 1)]
+            before = 2 * self._plain.order.index(unit) + tick % 2
+            more = now.of_values(tick, values) - self._plain.of_values(before, values)
+            more = np.maximum(more, 0.0)
+            found.append((float(profile[tick]) - held, [float(more[x].sum()) for x in own]))
+        return float(profile.max(initial=0.0)), found
+
+    @cached_property
+    def _plain(self) -> _Arrays:
+        return self._arrays(())
+
+    def _arrays(self, merged: Sequence[Merged]) -> _Arrays:
+        """All arrays with some copies merged and no others."""
         together = [[self._takers[key] for key in keys] for keys in merged]
         order = self._orders.taken(together)
         place = np.empty(len(order), dtype=np.int64)
@@ -154,6 +210,7 @@ class Peaks:
         anew |= {self._number[FlatId(move.value)] for move in joined}
         fresh = [(k, x) for k in anew for x in self._held(self._values[k], lives, joined)]
         held = [x for _, x in fresh]
+        of = np.array([k for k, _ in fresh], dtype=np.int64)
         stays = ~np.isin(self._of, list(anew))
         begin, end = (self._ticks(x[stays], place) for x in (self._begin, self._end))
         amount = self._amount[stays]
@@ -170,13 +227,13 @@ class Peaks:
             turn = np.lexsort((number, number < 0, place[unit]))
             every = [every[k] for k in turn.tolist()]
             held, begin = in_places(every, lives.staying, lives.end), begin[:0]
-            end, amount = end[:0], amount[:0]
+            end, amount, stays = end[:0], amount[:0], np.zeros_like(stays)
+            of = np.array([self._number.get(v, -1) for v, _ in held], dtype=np.int64)
         begin = np.concatenate([begin, [x.begin for _, x in held]]).astype(np.int64)
         end = np.concatenate([end, [x.end for _, x in held]]).astype(np.int64)
         amount = np.concatenate([amount, [x.amount for _, x in held]])
-        change: Floats = np.bincount(begin, amount, lives.end + 1).astype(np.float64)
-        change -= np.bincount(np.clip(end, begin, lives.end), amount, lives.end + 1)
-        return np.cumsum(change)[:-1]
+        of = np.concatenate([self._of[stays], of])
+        return _Arrays(order, begin, np.clip(end, begin, lives.end), amount, of, lives.end)
 
     def _operations(self, readers: int) -> tuple[int, ...]:
         """The operations of some units, a bit for each."""

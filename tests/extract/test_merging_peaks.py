@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -49,9 +50,8 @@ def plans() -> list[Plan]:
 
 def cuts(found: Candidates) -> Iterator[tuple[Merged, ...]]:
     yield ()
-    for waits in (False, True):
-        for which in WHICH:
-            yield found.groups(which, waits)[0]
+    for which in WHICH:
+        yield found.groups(which)[0]
     for own in found.members.values():  # and some that no run is
         yield from in_runs([m.key for m in own[:4]])
 
@@ -74,6 +74,30 @@ def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
             placed += may_have_places(found.walk.schedule, found.walk.target) and bool(groups)
             looped += bool(found.walk.program.spans) and bool(groups)
     assert moved > 20 and placed > 3 and looped
+
+
+def test_what_waits_when_too_much_is_held_is_told_of_each_group(plans: list[Plan]) -> None:
+    """Of every time above a limit the most that is there, and the groups whose arrays make it."""
+    told = Counter[bool]()
+    for plan in plans:
+        found = candidates_of(plan)
+        peaks = Peaks(found)
+        held = float(peaks.profile(()).max())
+        for which in WHICH:
+            groups, _ = found.groups(which)
+            try:
+                peak, times = peaks.waiting(groups, held)
+            except PlanError:
+                continue
+            profile = peaks.profile(groups)
+            above = np.flatnonzero(np.diff(np.append([0], profile > held)) > 0)
+            assert len(times) == len(above) and peak == profile.max()
+            assert not times or held + max(over for over, _ in times) == pytest.approx(peak)
+            for over, waiting in times:
+                assert len(waiting) == len(groups) and min(waiting) >= 0.0
+                # Elsewhere what the members are made into waits, as an old state for its update.
+                told[sum(waiting) >= over * (1 - 1e-9)] += 1
+    assert told[True] > 5 * told[False]
 
 
 def test_the_ground_of_other_plans_stays_as_it_is(plans: list[Plan]) -> None:
