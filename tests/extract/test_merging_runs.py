@@ -20,9 +20,10 @@ from tapestry_egg.errors import ExtractError, PlanError
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.merging import Key, kind_of, own_moves
 from tapestry_egg.extract.certify.recount import Walk
-from tapestry_egg.extract.front.merging import LEAST, _cuts
+from tapestry_egg.extract.front.merging import LEAST, _cuts, _halves
 from tapestry_egg.extract.merged import members as front_members
 from tapestry_egg.extract.merged.members import WHICH, Candidates
+from tapestry_egg.graph.layout import Layout
 from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.plans.fetch import fetches
 from tapestry_egg.plans.plan import Merged, Plan
@@ -387,3 +388,10 @@ def test_weights_that_are_gathered_twice_are_sent_together_each_time(
     assert 0 not in together and sorted(map(len, places)) == sorted(together.values())
     te.save(plan, tmp_path / "plan.json")
     assert te.load(tmp_path / "plan.json").body.merged == plan.body.merged
+
+
+def test_halves_of_a_group_have_all_of_its_members_but_one_that_is_alone() -> None:
+    keys = [(v, Layout((("x",),)), 0) for v in range(5)]
+    assert _halves(tuple(keys)) == [tuple(keys[:2]), tuple(keys[2:])]
+    assert _halves(tuple(keys[:3])) == [tuple(keys[1:3])]
+    assert _halves(tuple(keys[:2])) == []
