@@ -361,17 +361,9 @@ def test_data_goes_to_the_pipe_while_bars_go_to_the_terminal(work: Path) -> None
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     command = ["optimize", work / "mlp.json", "-t", "cpu:2", "-o", work / "piped", "--json"]
+    command += ["--work", 0.1, "--workers", 1]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tapestry_egg",
-            *map(str, command),
-            "--work",
-            "0.1",
-            "--workers",
-            "1",
-        ],
+        [sys.executable, "-m", "tapestry_egg", *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,
