@@ -266,13 +266,13 @@ def test_what_needs_all_rows_at_once_stays() -> None:
 @pytest.mark.slow
 def test_a_plan_holds_less_and_gives_the_numbers(tmp_path: Path) -> None:
     """On eight devices; and from disk, where the loop is made again."""
-    shapes = arguments(jnp.float32, 512, 4096)
+    shapes = arguments(jnp.float32, 512, 8192)
     program = te.trace(step(integers), *shapes)
     settings = Settings(work=0.3, max_axes=1)
     front = te.optimize(program, target="cpu:8", settings=settings)
     plans = [p for p in front.plans if blocks.RULE in p.rules]
     assert plans
-    xs = draw(shapes, below=4096)
+    xs = draw(shapes, below=8192)
     got = te.compile(plans[-1], jax.devices()[:8])(*xs)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(program(*xs)), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
