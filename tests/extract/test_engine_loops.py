@@ -248,7 +248,7 @@ def test_prices_set_anew_are_those_set_at_once(seed: int) -> None:
 
 
 @given(seeds)
-@settings(max_examples=12)
+@settings(max_examples=25)
 def test_a_tree_is_solved_beside_all_else(seed: int) -> None:
     """Of a network that is a tree, one pass finds the best; of any other it makes none worse."""
     rng = np.random.default_rng(seed)

@@ -20,7 +20,7 @@ from tapestry_egg.runtime import compare
 from tapestry_egg.runtime.emitted import audit
 
 Array = Any
-QUICK = Settings(work=0.2, recompute=0, workers=1)
+QUICK = Settings(work=1.0, recompute=0, workers=1)
 LINE, GRID = MeshShape(("x",), (8,)), MeshShape(("x", "y"), (4, 2))
 #: Columns that eight devices cannot share, nor four.
 ROWS, COLUMNS = 32, 18
