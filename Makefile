@@ -36,17 +36,21 @@ setup: $(READY)
 $(READY): export PYTHONWARNINGS = ignore
 
 # A lock that does not fit this Python or platform gives way to pyproject's own version ranges.
+# Compiling every module of every package takes half of the installation; Python compiles the few
+# that are imported.
 $(READY): pyproject.toml requirements-dev.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "error: $(PYTHON) is older than 3.11; try: make PYTHON=python3.11 setup" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	  { rm -rf $(VENV); $(PYTHON) -m virtualenv $(VENV); } || \
 	  { echo "error: $(PYTHON) can make no virtual environment (on Debian: apt install python3-venv)" >&2; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.lock || \
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile \
+	  -r requirements-dev.lock || \
 	  { echo "the lock does not fit here; installing from pyproject.toml" >&2; \
 	    $(BIN)/python -m pip install --quiet --upgrade pip && \
 	    $(BIN)/python -m pip install --quiet --editable . --group dev; }
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@$(BIN)/python -c "import equinox, flax.nnx, hypothesis, islpy, optax, pytest, tapestry_egg.cli"
 	@touch $@
 
 # XLA compiles for CPUs in a fifth of the time with its older fusion emitters, and with modules that

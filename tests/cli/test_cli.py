@@ -168,22 +168,20 @@ def test_run_compares_with_the_original(work: Path, run: Run, program: bool) -> 
 
 
 @pytest.mark.slow
-def test_run_takes_kernels_of_the_users_own(tmp_path: Path) -> None:
-    # In processes of their own: kernels stay registered.
+def test_run_takes_kernels_of_the_users_own(run: Run, tmp_path: Path) -> None:
     rules = Path(__file__).parents[2] / "docs" / "rules"
-    cli = [sys.executable, "-m", "tapestry_egg.cli.app"]
     front = tmp_path / "largest-program.front.json"
     program, book = f"{rules}/largest.py:program", f"{rules}/largest-rules.yaml"
-    made = [*cli, "optimize", program, "-t", "cpu:2", "-o", tmp_path, "-q", "--rules", book]
-    subprocess.run([*made, "--work", "1"], check=True, capture_output=True)
-    alone = subprocess.run([*cli, "run", front], capture_output=True, text=True)
+    made = ["optimize", program, "-t", "cpu:2", "-o", tmp_path, "-q", "--rules", book]
+    assert run(*made, "--work", "0.1") == 0
+    assert run("explain", front, "--kernels", f"{rules}/largest.py") == 0
+    assert "largest-instead-of-sorting" in run.out
+    # In a process of its own: kernels stay registered.
+    command = [sys.executable, "-m", "tapestry_egg.cli.app", "run", front]
+    alone = subprocess.run(command, capture_output=True, text=True)
     assert alone.returncode == 1
     assert "there is no kernel or family largest" in alone.stderr
     assert "--kernels FILE.py" in alone.stderr
-    own = [*cli, "explain", front, "--kernels", f"{rules}/largest.py"]
-    assert (
-        "largest-instead-of-sorting" in subprocess.run(own, capture_output=True, text=True).stdout
-    )
 
 
 @pytest.mark.slow
@@ -363,8 +361,9 @@ def test_data_goes_to_the_pipe_while_bars_go_to_the_terminal(work: Path) -> None
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
     command = ["optimize", work / "mlp.json", "-t", "cpu:2", "-o", work / "piped", "--json"]
+    command += ["--work", 0.1, "--workers", 1]
     done = subprocess.run(
-        [sys.executable, "-m", "tapestry_egg", *map(str, command), "--seconds", "0.5"],
+        [sys.executable, "-m", "tapestry_egg", *map(str, command)],
         stdout=subprocess.PIPE,
         stderr=theirs,
         text=True,

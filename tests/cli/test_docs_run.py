@@ -20,12 +20,17 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-#: What the snippets of README take for granted; and a search of seconds, as it is only shown.
+#: What the snippets of README take for granted.
 _BEFORE = """
-import functools, jax, tapestry_egg as te
-from tapestry_egg import pipeline
-pipeline.Settings = functools.partial(pipeline.Settings, seconds=1.0)
+import jax, tapestry_egg as te
 mesh = jax.make_mesh((8,), ("x",))
+"""
+#: Short searches: `tests/story` has the front that README prints.
+_BRIEFLY = """
+import functools
+from tapestry_egg.pipeline import pipeline
+from tapestry_egg.pipeline.jit import planning
+pipeline.Settings = planning.Settings = functools.partial(te.Settings, work=0.1, workers=1)
 """
 
 PROGRAM = """
@@ -126,7 +131,7 @@ def test_blocks_of_a_page_run_in_order(page: str, tmp_path: Path) -> None:
         for library in ("equinox", "flax", "optax"):
             pytest.importorskip(library)
     program = tmp_path / "page.py"
-    parts = [_BEFORE, *blocks(page)]
+    parts = [_BEFORE, *([_BRIEFLY] if page == "README.md" else []), *blocks(page)]
     # Workers import the file again: what it does is for the first process alone.
     body = "\n".join(parts).replace("\n", "\n    ")
     program.write_text(f"if __name__ == '__main__':\n    {body}\n")

@@ -19,7 +19,7 @@ from tapestry_egg.show.chart import front_svg
 from tapestry_egg.show.plot import front_info
 from tests.extract.test_front_choice import plan as plan_of
 
-QUICK = Settings(work=1.0, algebra=replace(Settings().algebra, iterations=0))
+QUICK = Settings(work=0.3, algebra=replace(Settings().algebra, iterations=0))
 PLANS = in_order([plan_of(1, 300, 5), plan_of(2, 200, 4), plan_of(9, 100, 3)])
 
 

@@ -17,7 +17,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Plan
 
-QUICK = Settings(work=1.0)
+QUICK = Settings(work=0.3)
 MESH = MeshShape(("x", "y"), (2, 4))
 
 

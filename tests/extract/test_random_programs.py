@@ -190,6 +190,16 @@ def frozen(kind: str) -> Iterator[None]:
         yield
 
 
+def differs(kind: str, seed: int, draw: Callable[[int], Drawn]) -> bool:
+    """Whether the front of all plans, which the network of a program has, is another without one
+    kind of choice."""
+    plan = tables_of(schedule_of(seed, draw))
+    front = plan.front()
+    assert apart_of(front, [network(plan.schedule)[0]]) < 1e-6
+    with frozen(kind):
+        return apart_of(front, [network(plan.schedule)[0]]) >= 1e-6
+
+
 def with_sorts(patch: pytest.MonkeyPatch) -> None:
     """Sorts, whose dim is never cut, in the place of scans."""
     patch.setattr(jax.lax, "cumsum", lambda x, d: jax.lax.sort(x, d))
@@ -214,9 +224,7 @@ def test_without_a_kind_of_choice_the_fronts_differ(
 ) -> None:
     if kind == "copies made early":
         with_sorts(monkeypatch)
-    assert agree([seed], draw=draw) == 1
-    with frozen(kind), pytest.raises(AssertionError, match=f"seed {seed}"):
-        agree([seed], draw=draw)
+    assert differs(kind, seed, draw)
 
 
 @pytest.mark.slow
@@ -240,7 +248,7 @@ def test_tables_say_what_the_certificate_says_of_every_plan(
     program a product leaves turned, and is in memory to the end unless it leaves as a copy."""
     plan = tables_of(schedule_of(seed, draw))
     front = plan.front()
-    for point in (*front, *plan.drawn(100)):
+    for point in (*front, *plan.drawn(30)):
         assert plan.certified(point) == pytest.approx((point.peak, point.seconds), rel=1e-9)
     if plan.combinations > 1_500:
         return
@@ -297,6 +305,4 @@ def grams(again: int) -> Drawn:
 @pytest.mark.parametrize("again", [0, 1])
 def test_sums_combined_inside_kernels_are_among_all_plans(again: int) -> None:
     """Not only the last that a kernel makes: no partial sum passes the first sine."""
-    assert agree([again], draw=grams) == 1
-    with frozen("store points in fused chains"), pytest.raises(AssertionError, match="seed"):
-        agree([again], draw=grams)
+    assert differs("store points in fused chains", again, grams)

@@ -116,7 +116,7 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "heads": (heads, (struct(16, 24), struct(24, 128)), "cpu:8"),
     "panels": (jnp.matmul, (struct(256, 256), struct(256, 256)), "cpu:8"),
     "chains": (chains, (struct(256, 256),) * 6, "h100:8"),
-    "beside": (layers, (struct(256, 256), struct(256, 1024), struct(1024, 256)), "h100:8"),
+    "beside": (layers, (struct(32, 256), struct(256, 1024), struct(1024, 256)), "h100:8"),
 }
 
 BLOCKS = dict.fromkeys(("[0]", "[1]", "result"), ("x", "y"))

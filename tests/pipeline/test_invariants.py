@@ -57,7 +57,7 @@ def looped(step: Step, outside: bool, rounds: str = "fori_loop") -> Callable[...
 @pytest.mark.slow
 @pytest.mark.parametrize(("step", "rounds"), [(sinkhorn, "scan"), (matched, "fori_loop")])
 def test_where_they_are_written_makes_no_difference(step: Step, rounds: str) -> None:
-    settings = te.Settings(work=1.0, merge=False)
+    settings = te.Settings(work=0.3, merge=False)
     plans = [
         te.optimize(
             te.trace(looped(step, outside, rounds), *points(N)), "h100:8", settings=settings
@@ -78,7 +78,7 @@ def test_rounds_that_make_them_compute_the_same() -> None:
     program = te.trace(fn, *points(64))
     inside = te.trace(fn, *points(64)).graph
     assert with_invariants_inside(inside) is not inside
-    settings = te.Settings(work=1.0, merge=False)
+    settings = te.Settings(work=0.3, merge=False)
     plans = te.optimize(program, "h100:8", settings=settings)
     plan = next(p for p in plans if p.mesh.devices == 8)
     found = te.compile(plan, jax.devices()[:8])(*given)

@@ -265,6 +265,7 @@ def test_gpt2_agrees_with_numpy(tied: bool) -> None:
     assert float(quick(gpt2.loss)(params, batch)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_a_mixture_of_experts_exchanges_three_times() -> None:
     """Where tokens go, a byte for each place that they may take, what experts read, and the
     gradients of their results: what two products read is exchanged once for both. Nothing else of

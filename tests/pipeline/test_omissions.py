@@ -226,7 +226,7 @@ def test_what_a_mesh_costs_is_told_or_why_not(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.slow
 def test_loops_that_take_next_to_nothing_are_counted() -> None:
     def looped(x: jax.Array, y: jax.Array) -> jax.Array:
-        for _ in range(20):
+        for _ in range(8):
             x = x @ y
         return x * lax.fori_loop(0, 2, lambda _, c: c + 1.0, 0.0)
 

@@ -98,7 +98,7 @@ def test_a_number_that_is_taken_out_of_what_grows() -> None:
 
 
 @pytest.mark.slow
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 @example(57292)  # sums along a dim of nothing
 def test_programs_drawn_at_random_give_their_numbers(seed: int) -> None:

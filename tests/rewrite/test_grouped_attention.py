@@ -193,7 +193,7 @@ def test_rows_are_cut_if_there_are_fewer_heads_than_devices(window: int) -> None
     shapes = [(1, 512, 2, 8), (1, 512, 8), (1, 512, 8), (1, 512, 2, 8)]
     xs = tuple(numbers(*s, seed=k) / 4 for k, s in enumerate(shapes))
     target = replace(load_target("cpu:8"), fuses=False)  # else one that stores scores is faster
-    settings = te.Settings(work=3.0, workers=1)
+    settings = te.Settings(work=0.5, workers=1)
     front = te.optimize(te.trace(step, *xs), target, settings=settings)
     cut = [p for p in front if _rows_cut(p)]
     assert cut
@@ -279,7 +279,7 @@ def test_fewer_heads_of_keys_than_devices_take_as_long_as_all(
     def front(heads: int) -> te.Front:
         q = jax.ShapeDtypeStruct((1, 32768, 8, 64), jnp.bfloat16)
         k = jax.ShapeDtypeStruct((1, 32768, heads, 64), jnp.bfloat16)
-        settings = te.Settings(work=3.0, workers=1)
+        settings = te.Settings(work=0.5, workers=1)
         program = te.trace(gradients, q, k, k, q)
         return te.optimize(program, "h100:8", ("seconds", "peak_bytes"), settings=settings)
 

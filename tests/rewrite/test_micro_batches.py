@@ -404,7 +404,7 @@ def test_case_9_gradients_are_summed_over_devices_once(tmp_path: Path) -> None:
             target="h100:8",
             pins=pins,
             mesh_shapes=[MeshShape(("x",), (8,))],
-            settings=Settings(work=1.0, micro_batches=counts, recompute=0),
+            settings=Settings(work=0.3, micro_batches=counts, recompute=0),
         )
         # Plans of still less memory combine parts of gradients in every step.
         own = [p for p in front.plans if p.micro_batches == (8 if counts else 1)]

@@ -133,7 +133,6 @@ def test_the_front_is_the_same_in_any_order() -> None:
 @pytest.mark.slow
 def test_where_a_budget_ended_it_the_result_says_so_in_any_order() -> None:
     graph = graph_of(gradients, *CASES[1][1])
-    for seed in (1, 2):
-        for budget in (Budget(iterations=1), Budget(rows=10), Budget(choice=0.0)):
-            found = forms(graph, shuffled(BOOKS, seed), H100, budget)
-            assert not any(f.saturated for f in found)
+    for seed, budget in enumerate((Budget(iterations=1), Budget(choice=0.0))):
+        found = forms(graph, shuffled(BOOKS, seed), H100, budget)
+        assert not any(f.saturated for f in found)

@@ -48,7 +48,7 @@ def front(merge: bool, layers: int) -> te.Front:
     """Of a step so large that its kernels take as long as its collectives."""
     given = arguments(16, layers)
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.bfloat16), given)
-    settings = te.Settings(work=1, overlap=True, recompute=0, forms=0, workers=1, merge=merge)
+    settings = te.Settings(work=0.2, overlap=True, recompute=0, forms=0, workers=1, merge=merge)
     return te.optimize(te.trace(step, *shapes), "h100:8", settings=settings)
 
 
@@ -118,7 +118,7 @@ def test_nothing_waits_for_a_rectified_product_that_products_compute(beside: te.
 def test_plans_with_collectives_beside_kernels_give_the_numbers() -> None:
     args = arguments()
     expected = jax.jit(step)(*args)
-    settings = te.Settings(work=1, overlap=True, recompute=0, forms=0, workers=1)
+    settings = te.Settings(work=0.2, overlap=True, recompute=0, forms=0, workers=1)
     target = replace(load_target("h100:8"), launch_seconds=0.0)
     plans = te.optimize(te.trace(step, *args), target, settings=settings)
     for plan in (plans[0], plans[len(plans) // 2], plans[-1]):

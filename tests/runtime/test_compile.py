@@ -263,7 +263,6 @@ def test_the_bare_name_is_refused_and_jax_is_not_imported() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.child  # XLA would end the process
 def test_small_loops_with_barriers_inside_run() -> None:
     def halves(x: jax.Array) -> jax.Array:
         @jax.checkpoint

@@ -26,7 +26,7 @@ from tapestry_egg.runtime.emitted import audit
 Array = Any
 NHWC = ("NHWC", "HWIO", "NHWC")
 #: No other forms: what is tried here are layouts.
-QUICK = Settings(work=1.0, recompute=0, forms=0)
+QUICK = Settings(work=0.3, recompute=0, forms=0)
 ROWS = MeshShape(("x",), (8,))
 
 

@@ -32,7 +32,7 @@ def step(w: Tree, m: Tree, x: jax.Array) -> tuple[Tree, Tree]:
 def plan_of(pins: Tree, mesh: MeshShape, target: str = "h100:4", tokens: int = TOKENS) -> Any:
     w = {"a": ARRAY((WIDTH, INNER), "float32"), "b": ARRAY((INNER, WIDTH), "float32")}
     graph = te.trace(jax.jit(step, donate_argnums=(0, 1)), w, w, ARRAY((tokens, WIDTH), "float32"))
-    settings = Settings(work=2, workers=1, recompute=0)
+    settings = Settings(work=0.3, workers=1, recompute=0)
     front = te.optimize(
         graph,
         target,
@@ -99,7 +99,7 @@ def test_a_forward_pass_has_weights_too(tokens: Any, said: str) -> None:
         "h100:4",
         pins={"[0]": (None, "d"), "[1]": tokens, "[2]": ("d",)},
         mesh=ONE,
-        settings=Settings(work=2, workers=1, merge=False),
+        settings=Settings(work=0.3, workers=1, merge=False),
     )
     assert summary(front.best("seconds")) == f"{said} over d (4 on nvlink)"
 
@@ -120,7 +120,7 @@ def test_weights_that_are_gathered_before_their_loop_are_told() -> None:
         "h100:4",
         pins={"[0]": (None, "d"), "[1]": ("d",)},
         mesh=ONE,
-        settings=Settings(work=2, workers=1, recompute=0),
+        settings=Settings(work=0.3, workers=1, recompute=0),
     )
     seen = set()
     for plan in front:
@@ -160,7 +160,7 @@ def test_a_kernel_of_the_users_reads_data_first(result: Any, said: str, tmp_path
         "h100:4",
         pins={"result": result},
         mesh=ONE,
-        settings=Settings(work=1, workers=1),
+        settings=Settings(work=0.3, workers=1),
     )
     assert summary(front.best("seconds")).startswith(f"{said} over d (4 on nvlink)")
 

@@ -29,7 +29,7 @@ def plan() -> te.Plan:
     graph = te.trace(forward, w, jax.ShapeDtypeStruct((4096, 256), "float32"))
     pins = {"[0]": (None, "d"), "[1]": ("d",)}
     mesh = te.MeshShape(("d",), (4,))
-    settings = te.Settings(work=2, workers=1)
+    settings = te.Settings(work=0.3, workers=1)
     return te.optimize(graph, "h100:4", pins=pins, mesh=mesh, settings=settings).best("seconds")
 
 
