@@ -174,6 +174,8 @@ lookup: m x i
     x[on(d, i)]
     jax.vmap(lambda k: x[on(d, k)], 0, d)(i)
     jax.vmap(lambda k: lax.dynamic_index_in_dim(x, k, d, False), 0, d)(i)
+    jnp.moveaxis(jax.nn.one_hot(i, n) @ jnp.moveaxis(x, d, 0), 0, d)
+    jnp.einsum(subscripts(d, "di,kd->ki", "id,kd->ik"), x, jax.nn.one_hot(i, n))
 picked: v x i
     jnp.take_along_axis(x, jnp.expand_dims(i, d), d).squeeze(d)
     jnp.sum(x * jax.nn.one_hot(i, n, axis=d), d)
@@ -187,6 +189,8 @@ entropy: v x i
 scattered: m x i
     jnp.zeros((n, n)).at[on(d, i)].add(x)
     jnp.moveaxis(jax.ops.segment_sum(jnp.moveaxis(x, d, 0), i, n), 0, d)
+    jnp.moveaxis(jax.nn.one_hot(i, n).T @ jnp.moveaxis(x, d, 0), 0, d)
+    jnp.einsum(subscripts(d, "di,dk->ki", "id,dk->ik"), x, jax.nn.one_hot(i, n))
 product: m x y turned
     x @ y
     jnp.einsum("ij,jk->ik", x, y)
