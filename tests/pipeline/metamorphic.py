@@ -181,6 +181,7 @@ picked: v x i
     jnp.sum(x * jax.nn.one_hot(i, n, axis=d), d)
     jnp.sum(jnp.where(place(n, d) == jnp.expand_dims(i, d), x, 0), d)
     jax.vmap(lambda r, k: r[k], (e, 0))(x, i)
+    x[along(d, i, jnp.arange(n))]
 entropy: v x i
     -jnp.take_along_axis(jax.nn.log_softmax(x, d), jnp.expand_dims(i, d), d).squeeze(d)
     -jnp.sum(jax.nn.log_softmax(x, d) * jax.nn.one_hot(i, n, axis=d), d)
