@@ -165,6 +165,13 @@ written: m x y
     lax.dynamic_update_slice(x, y[on(d, np.s_[1:-1])], along(d, 1, 0))
     jnp.concatenate([x[on(d, np.s_[:1])], y[on(d, np.s_[1:-1])], x[on(d, np.s_[-1:])]], d)
     jnp.where((place(n, d) > 0) & (place(n, d) < n - 1), y, x)
+rotated: m x
+    jnp.concatenate([-x[on(d, np.s_[n // 2 :])], x[on(d, np.s_[: n // 2])]], d)
+    (lambda p, q: jnp.concatenate([-q, p], d))(*jnp.split(x, 2, d))
+gated: v x
+    (x[on(d, np.s_[: n // 2])] * jax.nn.sigmoid(x[on(d, np.s_[n // 2 :])])).sum(d)
+    jax.nn.glu(x, d).sum(d)
+    (lambda p, q: p * jax.nn.sigmoid(q))(*jnp.split(x, 2, d)).sum(d)
 flipped: m x
     jnp.flip(x, d)
     x[on(d, np.s_[::-1])]

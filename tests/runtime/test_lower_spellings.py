@@ -253,19 +253,6 @@ def test_what_is_joined_for_several_readers_is_joined_once() -> None:
     same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], jax.jit(fn)(*arguments))
 
 
-def test_what_is_split_is_split_at_once() -> None:
-    """Else the whole is in memory until the last part is read."""
-
-    def fn(x: Any) -> Any:
-        first, second = jnp.split(x @ x, 2)
-        return first @ second.T, second
-
-    (barrier,) = _barriers(fn, (numbers(8, 8),), "cuda")
-    assert [v.aval.shape for v in barrier.outvars] == [(4, 8), (4, 8)]
-    assert not _barriers(fn, (numbers(8, 8),), "cpu")
-    same(_local(fn, (numbers(8, 8),), "cuda")(numbers(8, 8))[0], fn(numbers(8, 8))[0])
-
-
 def test_gradients_of_overlapping_windows_are_not_scattered() -> None:
     """XLA would fill an array for it, the same as a rectifier compares with, and hold that long."""
 
