@@ -44,6 +44,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "conv": ("conv_general_dilated",),
     "contract": ("dot_general", "conv_general_dilated"),
     "plus": ("add", "add_any"),
+    "additive": ("add", "add_any", "sub"),
     "concat": ("concatenate",),
     "broadcast": ("broadcast_in_dim",),
     "convert": ("convert_element_type",),
