@@ -44,6 +44,7 @@ FAMILIES: Mapping[str, tuple[str, ...]] = {
     "conv": ("conv_general_dilated",),
     "contract": ("dot_general", "conv_general_dilated"),
     "plus": ("add", "add_any"),
+    "additive": ("add", "add_any", "sub"),
     "concat": ("concatenate",),
     "broadcast": ("broadcast_in_dim",),
     "convert": ("convert_element_type",),
@@ -70,6 +71,9 @@ _UNVOUCHED = {
     **{"indices_are_sorted": False, "unique_indices": False},
     "mode": {"$enum": ["GatherScatterMode", "FILL_OR_DROP"]},
 }
+# How each scatter combines an update with the element that it meets. JAX asks for it as a
+# computation on two scalars, and overwrites the element without one.
+_COMBINES = {f"scatter-{name}": name for name in ("add", "sub", "mul", "max", "min")}
 #: Parameters that JAX's kernels have and that a replacement need not name, as plain data.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "reshape": {"dimensions": None, "sharding": None},
@@ -86,8 +90,8 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "gather": {**_UNVOUCHED, "fill_value": None},
     **{
-        f"scatter{name}": {**_UNVOUCHED, "update_jaxpr": None, "update_consts": []}
-        for name in ("", "-add", "-sub", "-mul", "-max", "-min")
+        k: {**_UNVOUCHED, "update_jaxpr": None, "update_consts": []}
+        for k in ("scatter", *_COMBINES)
     },
     "sort": {"is_stable": True, "num_keys": 1},
     **{
@@ -95,6 +99,19 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         for k in "cbrt cos exp exp2 expm1 log log1p logistic rsqrt sin sqrt tan tanh".split()
     },
 }
+
+
+def default_params(kernel: str, dtype: str) -> Mapping[str, Any]:
+    """What a kernel has of `DEFAULTS` if its first operand has this dtype."""
+    given = DEFAULTS.get(kernel, {})
+    if kernel not in _COMBINES:
+        return given
+    combined = {"kernel": _COMBINES[kernel], "inputs": [0, 1], "outputs": [2]}
+    computation = {
+        **{"name": kernel, "values": [f"{dtype}[]"] * 3},
+        **{"inputs": [0, 1], "outputs": [2], "operations": [combined]},
+    }
+    return {**given, "update_jaxpr": {"$jaxpr": computation, "closed": False}}
 
 
 def families_of(kernel: str) -> tuple[str, ...]:

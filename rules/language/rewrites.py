@@ -30,10 +30,11 @@ from typing import Any
 import yaml
 
 from tapestry_egg.errors import RuleError, TemplateError
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
 from tapestry_egg.metakernels.registry import templates
 
-from .families import DEFAULTS, kernels_of, words
+from .families import DEFAULTS, default_params, kernels_of, words
 from .recipe import (
     MOST_GIVEN,
     Recipe,
@@ -608,9 +609,11 @@ def _reversed(left: _Side, right: _Side) -> tuple[_Side, _Side]:
     return replace(right, terms=matched), replace(left, terms=made)
 
 
-def defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters of a kernel as JAX has them, those that a rule did not name among them."""
-    return spelled({**DEFAULTS.get(kernel, {}), **params})
+def defaults(
+    kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> dict[str, Any]:
+    """Parameters of a kernel on operands as JAX has them, those that a rule did not name too."""
+    return spelled({**default_params(kernel, inputs[0].dtype if inputs else ""), **params})
 
 
 def spelled(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -302,7 +302,7 @@ def _apply(
     if proposal is None:
         return None
     params, inputs = proposal
-    return applied_to(kernel, defaults(kernel, params), inputs)
+    return applied_to(kernel, defaults(kernel, params, inputs), inputs)
 
 
 def applied_to(

@@ -96,8 +96,6 @@ def scatter(kernel: str, known: Known, draw: Draw) -> Proposal | None:
             "scatter_indices_batching_dims": at,
         },
         **_said(draw.rng.choice(_MODES), draw),
-        "update_jaxpr": None,
-        "update_consts": [],
     }, [x, indices, updates]
 
 

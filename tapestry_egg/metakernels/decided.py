@@ -96,10 +96,10 @@ def may_be_an_operand(kernel: str) -> bool:
     return any(t.same_as is not None or t.joins for t in registry.templates().get(kernel, ()))
 
 
-def all_in_one_part(kernel: str, results: Sequence[TensorType]) -> bool:
-    """Whether the results of a kernel that cuts its operand in parts have all of it in one."""
+def all_in_one_part(kernel: str, operand: TensorType, results: Sequence[TensorType]) -> bool:
+    """Whether one of the parts that a kernel cuts its operand in is the operand."""
     parts = any(t.parts is not None for t in registry.templates().get(kernel, ()))
-    return parts and sum([t.size > 0 for t in results]) == 1
+    return parts and operand in results and sum([t.size > 0 for t in results]) == 1
 
 
 def decided(

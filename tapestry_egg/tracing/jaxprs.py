@@ -291,7 +291,7 @@ class _Flattener:
         types = [self.typed(v.aval, kernel, here) for v in eqn.outvars]
         if not eqn.effects and needless.is_constant(types):
             return [self.zeros(t) for t in types]
-        if all_in_one_part(kernel, types):
+        if inputs and all_in_one_part(kernel, self.values[inputs[0]], types):
             return [inputs[0] if t.size else self.zeros(t) for t in types]
         said = self.decided(eqn, inputs) if may_be_an_operand(kernel) else None
         if said is not None and len(types) == 1:

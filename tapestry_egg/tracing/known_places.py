@@ -3,7 +3,8 @@
 `jnp.take(x, (jnp.arange(n) - 1) % n, 0)` reads rows by numbers that are made of nothing but
 constants. Where these are a few runs, in each of which a number is a constant step from the one
 before, the rows are slices. What is added there is padded, and what is set there is joined to what
-stays. Which rows devices read is then seen in projections, and compilers read no numbers.
+stays. Which rows devices read is then seen in projections, and compilers read no numbers. The parts
+of an array that is split are slices, too.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ class KnownPlaces:
             inputs = tuple([self.stands.get(v, v) for v in op.inputs])
             self.op = op if inputs == op.inputs else replace(op, inputs=inputs)
             one = self._instead()
-            found = self._equal_parts() if one is None else [one]
+            found = self._parts() if one is None else [one]
             if found is None:
                 self.made.append(self.op)
             else:
@@ -165,12 +166,34 @@ class KnownPlaces:
         read, made = (tuple([self.types[v] for v in vs]) for vs in (op.inputs, op.outputs))
         return means if registry.signature_of(op, read, made).adds else ""
 
-    def _equal_parts(self) -> list[int] | None:
-        """The parts of a value that is stretched along the dim along which it is taken apart."""
-        op, maker = self.op, self.known.makers.get(self.op.inputs[0]) if self.op.inputs else None
-        if op.kernel != "unstack" or maker is None or maker.kernel != "broadcast_in_dim":
+    def _parts(self) -> list[int] | None:
+        """The parts that a value is taken apart into, as slices of it: what JAX lowers them to, and
+        compilers compute inside the readers."""
+        op = self.op
+        read, made = ([self.types[v] for v in vs] for vs in (op.inputs, op.outputs))
+        if len(made) < 2 or op.regions or op.effectful or kind(made[0].dtype) == "key":
             return None
-        d, dims = op.params["axis"], maker.params["broadcast_dimensions"]
+        own = registry.signature_of(op, tuple(read), tuple(made))
+        if not own.parts:
+            return None
+        # All of a dim is read at once: each part keeps its own extent of it, or has one row.
+        kept = read[0].rank == made[0].rank
+        d = [any(row) for row in (own.outputs if kept else own.inputs)[0].matrix].index(False)
+        if not kept and (found := self._equal_parts(d)) is not None:
+            return found
+        sizes = [t.shape[d] if kept else 1 for t in made]
+        ends = itertools.accumulate(sizes)
+        parts = [
+            self._along(op.inputs[0], d, e - n, e, 1) for n, e in zip(sizes, ends, strict=True)
+        ]
+        return [self._shaped(v, t.shape) for v, t in zip(parts, made, strict=True)]
+
+    def _equal_parts(self, d: int) -> list[int] | None:
+        """The parts of a value that is stretched along the dim along which it is taken apart."""
+        op, maker = self.op, self.known.makers.get(self.op.inputs[0])
+        if maker is None or maker.kernel != "broadcast_in_dim":
+            return None
+        dims = maker.params["broadcast_dimensions"]
         if d in dims:
             return None
         source = self.stands.get(maker.inputs[0], maker.inputs[0])

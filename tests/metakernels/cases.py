@@ -12,14 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import jax
 import ml_dtypes
 import numpy as np
+from jax.extend.core import ClosedJaxpr
 
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.executor import execute, run_operation
+from tapestry_egg.tracing.codec import encode_params
 from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import ZRange
 
@@ -144,9 +147,25 @@ class Application:
         return f"{self.kernel}{tuple(map(str, self.input_types))} {self.params}"
 
 
+def _applied(kernel: str, program: ClosedJaxpr, args: Sequence[Any]) -> Application:
+    """The one operation of a program, which reads all that it is given."""
+    (eqn,) = program.eqns
+    while "jaxpr" in eqn.params:
+        (eqn,) = eqn.params["jaxpr"].eqns
+    read, made = (
+        tuple([TensorType(v.aval.shape, v.aval.dtype.name) for v in vs])
+        for vs in (eqn.invars, eqn.outvars)
+    )
+    assert eqn.primitive.name == kernel
+    params = encode_params(eqn.params, kernel=kernel)
+    return Application(kernel, params, read, made, tuple([np.asarray(x) for x in args]))
+
+
 def application(kernel: str, rng: random.Random) -> Application:
     """The last operation of a kernel in a case of it."""
     fn, args = drawn(kernel, rng)
+    if kernel in ("split", "unstack"):  # slices, once they are traced
+        return _applied(kernel, jax.make_jaxpr(fn)(*args), args)
     program = trace(fn, *args)
     graph = program.graph
     op = next(op for op in reversed(graph.operations) if op.kernel == kernel)

@@ -165,6 +165,13 @@ written: m x y
     lax.dynamic_update_slice(x, y[on(d, np.s_[1:-1])], along(d, 1, 0))
     jnp.concatenate([x[on(d, np.s_[:1])], y[on(d, np.s_[1:-1])], x[on(d, np.s_[-1:])]], d)
     jnp.where((place(n, d) > 0) & (place(n, d) < n - 1), y, x)
+rotated: m x
+    jnp.concatenate([-x[on(d, np.s_[n // 2 :])], x[on(d, np.s_[: n // 2])]], d)
+    (lambda p, q: jnp.concatenate([-q, p], d))(*jnp.split(x, 2, d))
+gated: v x
+    (x[on(d, np.s_[: n // 2])] * jax.nn.sigmoid(x[on(d, np.s_[n // 2 :])])).sum(d)
+    jax.nn.glu(x, d).sum(d)
+    (lambda p, q: p * jax.nn.sigmoid(q))(*jnp.split(x, 2, d)).sum(d)
 flipped: m x
     jnp.flip(x, d)
     x[on(d, np.s_[::-1])]
@@ -174,11 +181,14 @@ lookup: m x i
     x[on(d, i)]
     jax.vmap(lambda k: x[on(d, k)], 0, d)(i)
     jax.vmap(lambda k: lax.dynamic_index_in_dim(x, k, d, False), 0, d)(i)
+    jnp.moveaxis(jax.nn.one_hot(i, n) @ jnp.moveaxis(x, d, 0), 0, d)
+    jnp.einsum(subscripts(d, "di,kd->ki", "id,kd->ik"), x, jax.nn.one_hot(i, n))
 picked: v x i
     jnp.take_along_axis(x, jnp.expand_dims(i, d), d).squeeze(d)
     jnp.sum(x * jax.nn.one_hot(i, n, axis=d), d)
     jnp.sum(jnp.where(place(n, d) == jnp.expand_dims(i, d), x, 0), d)
     jax.vmap(lambda r, k: r[k], (e, 0))(x, i)
+    x[along(d, i, jnp.arange(n))]
 entropy: v x i
     -jnp.take_along_axis(jax.nn.log_softmax(x, d), jnp.expand_dims(i, d), d).squeeze(d)
     -jnp.sum(jax.nn.log_softmax(x, d) * jax.nn.one_hot(i, n, axis=d), d)
@@ -187,6 +197,8 @@ entropy: v x i
 scattered: m x i
     jnp.zeros((n, n)).at[on(d, i)].add(x)
     jnp.moveaxis(jax.ops.segment_sum(jnp.moveaxis(x, d, 0), i, n), 0, d)
+    jnp.moveaxis(jax.nn.one_hot(i, n).T @ jnp.moveaxis(x, d, 0), 0, d)
+    jnp.einsum(subscripts(d, "di,dk->ki", "id,dk->ik"), x, jax.nn.one_hot(i, n))
 product: m x y turned
     x @ y
     jnp.einsum("ij,jk->ik", x, y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -253,17 +254,22 @@ def test_what_is_joined_for_several_readers_is_joined_once() -> None:
     same(jax.jit(_local(fn, arguments, "cuda"))(*arguments)[0], jax.jit(fn)(*arguments))
 
 
-def test_what_is_split_is_split_at_once() -> None:
-    """Else the whole is in memory until the last part is read."""
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int32", "uint8"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_the_largest_element_is_found_in_one_pass(dtype: str, turned: bool) -> None:
+    """In the order of `top_k`: -0 before 0, NaN of either sign at the ends, the first of equals."""
+    ends = [0.0, -0.0, np.inf, -np.inf, np.nan, -np.nan, 1.0, -1.0]
+    if dtype in ("int32", "uint8"):
+        ends = [0, 3, 255, 7, 255, 1, 2, 0]
+    x = np.random.default_rng(0).choice(np.asarray(ends), (64, 6)).astype(jnp.dtype(dtype))
 
-    def fn(x: Any) -> Any:
-        first, second = jnp.split(x @ x, 2)
-        return first @ second.T, second
+    def fn(x: Any, k: int = 1) -> Any:
+        return lax.top_k(x.T if turned else x, k)
 
-    (barrier,) = _barriers(fn, (numbers(8, 8),), "cuda")
-    assert [v.aval.shape for v in barrier.outvars] == [(4, 8), (4, 8)]
-    assert not _barriers(fn, (numbers(8, 8),), "cpu")
-    same(_local(fn, (numbers(8, 8),), "cuda")(numbers(8, 8))[0], fn(numbers(8, 8))[0])
+    for made, wanted in zip(_local(fn, (x,), "cuda")(x), fn(x), strict=True):
+        np.testing.assert_array_equal(made.astype(float), wanted.astype(float))
+    found = {k: str(jax.make_jaxpr(_local(partial(fn, k=k), (x,), "cuda"))(x)) for k in (1, 2)}
+    assert "top_k" not in found[1] and "top_k" in found[2]
 
 
 def test_gradients_of_overlapping_windows_are_not_scattered() -> None:

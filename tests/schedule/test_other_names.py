@@ -78,7 +78,7 @@ TOLD: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
         lambda x, *_: (a := jnp.concatenate([x, jnp.sin(x)])) @ a.T,
         ("concatenate",),
     ),
-    "moves": (lambda x, *_: (a := jnp.split(x @ x, 2))[0] @ a[1].T, ("split",)),
+    "moves": (lambda x, *_: (a := jnp.split(x @ x, 2))[0] @ a[1].T, ("slice",)),
     "transposes": (turned, ("transpose",)),
     "adds": (scattered, ("scatter-add", "add", "add_any")),
     "adds element by element": (scattered, ("add", "add_any")),

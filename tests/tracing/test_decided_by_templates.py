@@ -60,6 +60,8 @@ DECIDED: dict[str, tuple[str, Callable[..., Any], Any, int]] = {
     "every second row": ("slice", lambda x: x[::2], X, 1),
     "all of it is one part": ("split", lambda x: lax.split(x, (8, 0))[0], X, 0),
     "two parts": ("split", lambda x: lax.split(x, (7, 1))[0], X, 1),
+    "parts of two dims": ("split", lambda x: jnp.hstack(lax.split(x, (3, 5), 1)[::-1]), X, 3),
+    "rows apart": ("unstack", lambda x: sum(jnp.unstack(x[:3])), X, 9),
     "one row is reversed": ("rev", lambda x: lax.rev(x[:1], (0,)), X, 1),
     "rows are reversed": ("rev", lambda x: lax.rev(x, (0,)), X, 1),
     "nothing is joined to it": ("concatenate", lambda x: jnp.concatenate([x, x[:0]]), X, 0),

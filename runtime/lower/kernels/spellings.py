@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from tapestry_egg.plans.compiler_options import GPUS
+
 from .pooling import are_small, lie_side_by_side, unpooled, unpooled_over
 from .ragged_dots import by_group
 
@@ -72,12 +76,45 @@ def _product(call: Call) -> list[jax.Array]:
     return call.bind(*[x.astype(wide) for x in call.operands])
 
 
+def few_largest(call: Call, x: jax.Array, k: int) -> list[jax.Array]:
+    """The `k` largest elements along a dim, and their places, as `top_k` has them. One is found in
+    a pass over all, for which XLA for GPUs would sort: the greatest in the order of `top_k`, which
+    is that of floats as whole numbers, where -0 comes before 0 and NaN last."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    if k != 1 or call.platform not in GPUS:
+        return call.bind(x, k=k)
+    axis, real = call.params.get("axis", -1) % x.ndim, jnp.issubdtype(x.dtype, jnp.floating)
+
+    def turned(bits: jax.Array) -> jax.Array:
+        return jnp.where(bits < 0, bits ^ jnp.iinfo(bits.dtype).max, bits)
+
+    def first(a: tuple[jax.Array, ...], b: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+        chosen = (a[0] > b[0]) | ((a[0] == b[0]) & (a[1] < b[1]))
+        return jnp.where(chosen, a[0], b[0]), jnp.where(chosen, a[1], b[1])
+
+    ordered = turned(lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")) if real else x
+    places = lax.broadcasted_iota(jnp.int32, x.shape, axis)
+    least = ordered.dtype.type(jnp.iinfo(ordered.dtype).min)
+    none = np.int32(np.iinfo(np.int32).max)
+    best, place = lax.reduce((ordered, places), (least, none), first, (axis,))
+    value = lax.bitcast_convert_type(turned(best), x.dtype) if real else best
+    return [jnp.expand_dims(y, axis) for y in (value, place)]
+
+
+def _top_k(call: Call) -> list[jax.Array]:
+    (x,) = call.operands
+    return few_largest(call, x, call.params["k"])
+
+
 #: Kernel -> how it is said to the compiler of a platform.
 SPELLINGS: Mapping[str, Mapping[str, Callable[[Call], list[jax.Array]]]] = {
     "gpu": {
         "conv_general_dilated": _convolution,
         "ragged_dot_general": _ragged_dot,
         "select_and_scatter_add": _pooling_gradient,
+        "top_k": _top_k,
     },
     "cpu": {"dot_general": _product, "fft": _transform},
 }

@@ -16,6 +16,7 @@ from tapestry_egg.plans.exchanges import states_combined
 from tapestry_egg.plans.plan import Change
 
 from .reductions import reduce_scatter
+from .spellings import few_largest
 
 if TYPE_CHECKING:
     import jax
@@ -99,10 +100,10 @@ def _first_few(call: Call) -> list[jax.Array]:
         return call.bind(*call.operands)
     (x,) = call.operands
     (axis,) = (k for k, row in enumerate(call.signature.inputs[0].matrix) if row[d])
-    values, places = call.bind(x, k=min(call.params["k"], x.shape[axis]))
+    values, places = few_largest(call, x, min(call.params["k"], x.shape[axis]))
     places = places + jnp.asarray(call.block.offset(d), places.dtype)
     values, places = (_gathered(call, d, s, axis) for s in (values, places))
-    best, which = call.bind(values)
+    best, which = few_largest(call, values, call.params["k"])
     return [best, jnp.take_along_axis(places, which, axis, mode="promise_in_bounds")]
 
 

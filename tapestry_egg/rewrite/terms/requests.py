@@ -146,10 +146,10 @@ class Catalogue:
             params = dict(model.params) if model else {}
             params.update({k: plain(value(scope)) for k, value in want.params.items()})
             params = {**_closest(kernel, entries), **params} if model is None else params
-            params = defaults(kernel, params) if model is None else spelled(params)
             inputs = want.inputs(scope)
             if not isinstance(inputs, tuple) or not all(isinstance(t, TensorType) for t in inputs):
                 raise want.inputs.error(f"{inputs!r:.60} are not the types of operands")
+            params = defaults(kernel, params, inputs) if model is None else spelled(params)
             if not registry.takes(kernel, params, inputs):
                 raise want.inputs.error(f"JAX has no {kernel} of {', '.join(map(str, inputs))}")
             try:
