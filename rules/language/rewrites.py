@@ -24,27 +24,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
 from tapestry_egg.metakernels.registry import templates
+from tapestry_egg.yaml_nodes import YamlNode
 
 from .families import DEFAULTS, kernels_of, words
-from .recipe import (
-    MOST_GIVEN,
-    Recipe,
-    Want,
-    checked,
-    origin_of,
-    read_expression,
-    read_guard,
-    read_mapping,
-    rule_error,
-)
+from .recipe import MOST_GIVEN, Recipe, Want, checked, read_expressions, read_guard
 
 # Terms: the two sides of a rule as text, `t:add(s:matmul(x, w), s:matmul(x, v))`.
 #
@@ -280,52 +268,43 @@ class _Side:
     origins: tuple[Origin, ...]
 
 
-def compile_rule(path: Path, node: yaml.MappingNode) -> tuple[Compiled, ...]:
-    """The directions in which a rule written as terms is read.
+def compile_rule(entry: Mapping[str, YamlNode], rule: YamlNode) -> tuple[Compiled, ...]:
+    """The directions in which the fields of a rule written as terms are read.
 
     Raises RuleError with file, line, column and a caret below the fault.
     """
-    fields = {k.value: v for k, v in node.value}
-    if "replace" not in fields:
-        raise rule_error(path, node, "a rule with `match` needs `replace`")
-    left, right = _side(path, fields["match"]), _side(path, fields["replace"])
-    if len(left.terms) != len(right.terms):
-        raise rule_error(
-            path, fields["replace"], f"{len(left.terms)} patterns, {len(right.terms)} replacements"
-        )
-    way = str(fields["way"].value) if "way" in fields else "one"
+    if "replace" not in entry:
+        raise rule.error("a rule with `match` needs `replace`")
+    way = entry["way"].text() if "way" in entry else "one"
     if way not in ("one", "both"):
-        raise rule_error(path, fields["way"], f"way is {way!r}", "It is one or both.")
+        raise entry["way"].error(f"way is {way!r}", "It is one or both.")
     try:
-        out = [_Direction(path, fields, left, right).compiled()]
+        left, right = _side(entry["match"]), _side(entry["replace"])
+        if len(left.terms) != len(right.terms):
+            counts = f"{len(left.terms)} patterns, {len(right.terms)} replacements"
+            raise entry["replace"].error(counts)
+        out = [_Direction(entry, left, right).compiled()]
         if way == "both":
-            back = _reversed(left, right)
-            out.append(_Direction(path, fields, *back).compiled())
+            out.append(_Direction(entry, *_reversed(left, right)).compiled())
     except TemplateError as e:
         raise RuleError(e.what, where=e.where, hint=e.hint) from None
     return tuple(out)
 
 
-def _side(path: Path, node: yaml.Node) -> _Side:
-    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    if not nodes or not all(isinstance(n, yaml.ScalarNode) for n in nodes):
-        raise rule_error(path, node, "expected a term, or a list of terms")
-    texts, origins, terms = [], [], []
-    for n in nodes:
-        texts.append(str(n.value))
-        origins.append(origin_of(path, n))
-        try:
-            terms.append(read_term(texts[-1], origins[-1]))
-        except TemplateError as e:
-            raise RuleError(e.what, where=e.where, hint=e.hint) from None
-    return _Side(tuple(terms), tuple(texts), tuple(origins))
+def _side(node: YamlNode) -> _Side:
+    nodes = node.items() if node.is_list else [node]
+    if not nodes:
+        raise node.error("expected a term, or a list of terms")
+    texts = tuple(n.text("a term, or a list of terms") for n in nodes)
+    origins = tuple(map(Origin.of, nodes))
+    return _Side(tuple(map(read_term, texts, origins)), texts, origins)
 
 
 class _Direction:
     """Compiles one direction: the pattern to atoms, the replacement to actions and wants."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Any], pattern: _Side, made: _Side) -> None:
-        self.path, self.fields, self.pattern, self.made = path, fields, pattern, made
+    def __init__(self, entry: Mapping[str, YamlNode], pattern: _Side, made: _Side) -> None:
+        self.entry, self.pattern, self.made = entry, pattern, made
         self.atoms: list[str] = []
         self.given: dict[str, Apply] = {}  # label -> the application that it names
         self.classes: dict[
@@ -342,17 +321,18 @@ class _Direction:
         roots = [self._match(k) for k in range(len(self.pattern.terms))]
         if len(self.given) > MOST_GIVEN:
             raise self._fault(self.pattern, 0, 0, f"more than {MOST_GIVEN} kernels in a pattern")
-        for name, value in read_mapping(self.path, self.fields.get("let")):
+        for name, expression in read_expressions(self.entry, "let").items():
             if name in self.let or name in self.given:
-                raise rule_error(self.path, value, f"{name!r} is a name of the pattern too")
-            self.let[name] = read_expression(self.path, value)
+                where = str(expression.origin)
+                raise RuleError(f"{name!r} is a name of the pattern too", where=where)
+            self.let[name] = expression
         actions = []
         for k, root in enumerate(roots):
             self.side, self.index = self.made, k
             actions.append(f"(union {root} {self._make(self.made.terms[k])[0]})")
         self._order()
         self._dtypes()
-        self.guards += read_guard(self.path, self.fields.get("guard"))
+        self.guards += read_guard(self.entry)
         egg = f"(rule ({' '.join(self.atoms)})\n      ({' '.join(actions)}))\n"
         recipe = Recipe(tuple(self.given), tuple(self.guards), self.let, self.wants)
         return Compiled(egg, recipe)
@@ -459,26 +439,24 @@ class _Direction:
 
     def _order(self) -> None:
         """Tensors that must come one after the other in the program: each pair is matched once."""
-        node = self.fields.get("order")
-        if node is None:
+        if "order" not in self.entry:
             return
-        names = [n.value for n in node.value] if isinstance(node, yaml.SequenceNode) else []
+        names = self.entry["order"].texts()
         missing = [n for n in names if n not in self.classes]
         if len(names) < 2 or missing:
-            raise rule_error(self.path, node, "`order` lists two or more tensors of the pattern")
+            raise self.entry["order"].error("`order` lists two or more tensors of the pattern")
         for name in names:
             self.atoms.append(f"(= at_{name} (order {self.classes[name]}))")
         for one, other in pairwise(names):
             self.atoms.append(f"(< at_{one} at_{other})")
 
     def _dtypes(self) -> None:
-        node = self.fields.get("dtype")
-        if node is None:
+        if "dtype" not in self.entry:
             return
-        word = str(node.value)
+        node = self.entry["dtype"]
+        word = node.text()
         if word not in DTYPES:
-            hint = f"It is one of {', '.join(DTYPES)}."
-            raise rule_error(self.path, node, f"dtype is {word!r}", hint)
+            raise node.error(f"dtype is {word!r}", f"It is one of {', '.join(DTYPES)}.")
         read = [
             f"${label}.{port}.dtype"
             for label, a in self.given.items()
@@ -487,7 +465,7 @@ class _Direction:
         text = f"equal([{', '.join(read)}])"
         if DTYPES[word]:
             text += f" and kind({read[0]}) in [{', '.join(DTYPES[word])}]"
-        self.guards.append(Expression(text, replace(origin_of(self.path, node), folded=True)))
+        self.guards.append(Expression(text, replace(Origin.of(node), folded=True)))
 
     # The replacement
 

@@ -13,11 +13,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.quantities import BYTES, ENERGY, MONEY, TIME
-from tapestry_egg.yaml_nodes import compose_yaml
+from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
 
 from .objectives import KNOWN, OBJECTIVES_BY_NAME, Objective
 
@@ -101,15 +99,13 @@ def load_objectives(path: str | Path) -> dict[str, Objective]:
     Raises ExtractError with its line for a file that holds anything else.
     """
     path = Path(path)
-    root = compose_yaml(path, ExtractError)
-    if not isinstance(root, yaml.MappingNode):
+    text = read_yaml_text(path, ExtractError, str(path))
+    root = compose_yaml_text(text, ExtractError, str(path))
+    if root is None:
         raise ExtractError("no objectives", where=str(path), hint=f"NAME: FORMULA. {_HINT}")
     found: dict[str, Objective] = {}
-    for key, value in root.value:
-        at = f"{path}:{key.start_mark.line + 1}"
-        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
-            raise ExtractError("not NAME: FORMULA", where=at, hint=_HINT)
-        if not key.value.isidentifier() or key.value in OBJECTIVES_BY_NAME or key.value in found:
-            raise ExtractError(f"{key.value!r:.60} is not a new name", where=at, hint=KNOWN)
-        found[key.value] = formula(value.value, key.value, at)
+    for name, (key, value) in root.entries("objectives, NAME: FORMULA").items():
+        if not name.isidentifier() or name in OBJECTIVES_BY_NAME:
+            raise key.error(f"{name!r:.60} is not a new name", KNOWN)
+        found[name] = formula(value.text("a formula"), name, value.where)
     return found

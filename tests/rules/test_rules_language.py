@@ -164,9 +164,9 @@ FAULTS = [
     ("match: neg(x)\nreplace: x\nway: back", "9:10: way is 'back'", "one or both"),
     ("match: neg(x)\nreplace: x\ndtype: big", "9:12: dtype is 'big'", "number"),
     ("match: neg(x)\nreplace: [x, x]", "8:14: 1 patterns, 2 replacements", ""),
-    ("match: neg(x)\nreplace: x\ngaurd: true", "9:5: unknown key 'gaurd'", "Did you mean guard"),
+    ("match: neg(x)\nreplace: x\ngaurd: true", "9:5: unknown key 'gaurd'", "Did you mean 'guard'"),
     ("match: neg(x)\nreplace: x\norder: [x, y]", "9:12: `order` lists", ""),
-    ("matches: neg(x)\nreplace: x", "7:5: unknown key 'matches'", "Did you mean match"),
+    ("matches: neg(x)\nreplace: x", "7:5: unknown key 'matches'", "Did you mean 'match'"),
     ("replace: x", "3:5: a rule needs either `match` and `replace`", ""),
 ]
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.syntax_trees import KeptTrees, parser_of
+from tapestry_egg.yaml_nodes import YamlNode
 
 from .closures import Compiled, Node, compile_text
 from .faults import NOWHERE, Fault, Origin
@@ -22,7 +23,7 @@ from .scopes import Scope
 if TYPE_CHECKING:
     from lark import Lark
 
-__all__ = ["Expression", "Law", "Origin", "PassageText"]
+__all__ = ["Expression", "Law", "Origin", "PassageText", "expressions"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,11 @@ class Expression:
 
     text: str
     origin: Origin = NOWHERE
+
+    @classmethod
+    def of(cls, node: YamlNode) -> Expression:
+        """The expression in a YAML scalar, not parsed yet."""
+        return cls(node.text("an expression"), Origin.of(node))
 
     def __call__(self, scope: Scope) -> Any:
         """Evaluate in `scope` (keys `$name` and `@group`). Raises TemplateError with the place."""
@@ -59,6 +65,11 @@ class Expression:
     def error(self, what: str, hint: str = "") -> TemplateError:
         """An error about this expression as a whole."""
         return self.origin.error(self.text, 0, what, hint)
+
+
+def expressions(node: YamlNode) -> dict[str, Expression]:
+    """The expressions of a YAML mapping by name, not parsed yet."""
+    return {name: Expression.of(value) for name, value in node.mapping().items()}
 
 
 @dataclass(frozen=True, slots=True)

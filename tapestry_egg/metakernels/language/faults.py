@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.yaml_nodes import YamlNode
 
 
 class Fault(Exception):
@@ -30,6 +31,18 @@ class Origin:
     line: int = 1
     column: int = 1
     folded: bool = False
+
+    @classmethod
+    def of(cls, node: YamlNode) -> Origin:
+        """Where the text of a YAML node starts."""
+        start, end = node.raw.start_mark, node.raw.end_mark
+        style = getattr(node.raw, "style", None)
+        if style == "|":
+            # The indentation of block scalars is not in the node; two spaces is ours.
+            return cls(node.file, start.line + 2, 1)
+        quoted = int(style in ('"', "'"))
+        folded = style == ">" or (start.line != end.line and end.column > 0)
+        return cls(node.file, start.line + 1, start.column + 1 + quoted, folded)
 
     def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}"
