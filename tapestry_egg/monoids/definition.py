@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from tapestry_egg.formulas import Formula
 from tapestry_egg.yaml_nodes import YamlNode, compose_yaml
 
-from .formula import MESH_FUNCTIONS, Formula, MonoidError, parse_formula
+from .formula import MESH_FUNCTIONS, MonoidError, parse_formula
 
 KINDS = ("bool", "int", "uint", "float", "complex")
 _CONSTANTS = frozenset(("lowest", "highest", "bits"))
