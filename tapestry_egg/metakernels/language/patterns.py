@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from .closures import Compiled, Node, compile_text, position
-from .expressions import parse
+from .closures import Compiled, Node, compile_text
 from .faults import NOWHERE, Fault, Mismatch, Origin
+from .parser import parse
 from .scopes import Scope
 
 Shape = Sequence[int]
@@ -238,7 +238,7 @@ def _axes(tree: Node) -> tuple[Axis, ...]:
 
 def _axis(tree: Node) -> Axis:
     what, head = str(tree.data), tree.children[0]
-    at = position(head)
+    at = head.start_pos
     if what == "exactly":
         if len(head) > 18:
             raise Fault(at, f"a number of {len(head)} digits")
@@ -258,5 +258,5 @@ def _named(token: Any) -> str:
     """The name with its `$`; "" for the `_` that binds nothing."""
     name = f"${str(token).removeprefix('$')}"
     if name.startswith("$."):
-        raise Fault(position(token), f"{name} belongs to the language: a pattern cannot bind it")
+        raise Fault(token.start_pos, f"{name} belongs to the language: a pattern cannot bind it")
     return "" if name == "$_" else name
