@@ -28,6 +28,8 @@ from typing import Any
 
 from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
+from tapestry_egg.metakernels.language.faults import Fault
+from tapestry_egg.metakernels.language.parser import Parser
 from tapestry_egg.metakernels.registry import templates
 from tapestry_egg.yaml_nodes import YamlNode
 
@@ -47,10 +49,8 @@ from .recipe import MOST_GIVEN, Recipe, Want, checked, read_expressions, read_gu
 # s(x, y)                 in a replacement: kernel and parameters as those of s
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[a-z]+)*")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_DEEPEST = 50
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_JOINED = re.compile(r"-[a-z]+\b")
+_NEGATIVE = re.compile(r"-\d")
 
 
 @dataclass(frozen=True)
@@ -87,11 +87,14 @@ Term = Tensor | Constant | Apply
 
 def read_term(text: str, origin: Origin) -> Term:
     """The term that a text stands for. Raises TemplateError with the place of a syntax error."""
-    reader = _Reader(text, origin)
-    term = reader.term()
-    reader.skip()
-    if reader.at != len(text):
-        raise reader.error(f"unexpected {text[reader.at]!r} after the term")
+    try:
+        reader = _Reader(text)
+        term = reader.term()
+        reader.of("end")
+    except Fault as fault:
+        raise origin.error(text, fault.at, fault.what, fault.hint) from None
+    except RecursionError:
+        raise origin.error(text, 0, "nested too deeply") from None
     return term
 
 
@@ -112,66 +115,39 @@ def tensors(term: Term) -> Iterator[Tensor]:
             yield from tensors(operand)
 
 
-class _Reader:
-    """A recursive descent over one text."""
-
-    def __init__(self, text: str, origin: Origin) -> None:
-        self.text, self.origin, self.at = text, origin, 0
-        self.depth = 0
-
-    def error(self, what: str, at: int | None = None, hint: str = "") -> Exception:
-        return self.origin.error(self.text, self.at if at is None else at, what, hint)
-
-    def skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-
-    def take(self, sign: str) -> bool:
-        self.skip()
-        if self.text.startswith(sign, self.at):
-            self.at += len(sign)
-            return True
-        return False
-
-    def want(self, sign: str) -> None:
-        if not self.take(sign):
-            found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-            raise self.error(f"expected {sign!r}, found {found}")
+class _Reader(Parser):
+    """A descent through the text of a term."""
 
     def name(self) -> str:
-        self.skip()
-        found = _NAME.match(self.text, self.at)
-        if found is None:
-            shown = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-            raise self.error(
-                f"expected a name, found {shown}",
-                hint="A term is a name, a number, or kernel(operands).",
-            )
-        self.at = found.end()
-        return found[0]
+        """A word, or several that hyphens join, as in `scatter-add`."""
+        name = self.of("word")
+        text, end = str(name), name.start_pos + len(name)
+        while (joined := _JOINED.match(self.text, end)) is not None:
+            text, end = text + joined[0], joined.end()
+            self.next()
+            self.next()
+        return text
 
     def number(self) -> float | None:
-        """The number that follows; None where none does."""
-        found = _NUMBER.match(self.text, self.at)
-        if found is None:
+        """The number at hand; None where there is none."""
+        begin = self.token.start_pos
+        negative = _NEGATIVE.match(self.text, begin) is not None and self.next()
+        if self.token.kind not in ("integer", "real"):
             return None
-        value = float(found[0])
-        if not isfinite(value):
-            raise self.error(f"{found[0]:.20} is beyond the numbers of a float64")
-        self.at = found.end()
-        return value
+        token = self.next()
+        if not isfinite(value := float(token)):
+            raise Fault(begin, f"{token:.20} is beyond the numbers of a float64")
+        return -value if negative else value
 
     def term(self) -> Term:
-        self.skip()
-        begin = self.at
+        begin = self.token.start_pos
         if (number := self.number()) is not None:
             return Constant(number, "", begin)
         head, label = self.name(), ""
         if self.take("="):
-            self.skip()
-            number = self.number()
-            if number is None:
-                raise self.error("expected a number", hint="`name=0` names a constant tensor.")
+            if (number := self.number()) is None:
+                self.of("integer", "real")
+            assert number is not None, "else it was unexpected"
             return Constant(number, head, begin)
         if self.take(":"):
             label, head = head, self.name()
@@ -180,20 +156,13 @@ class _Reader:
             select = self.name()
             self.want("]")
         params = self.params()
-        if not self.take("("):
-            if label or select or params:
-                raise self.error("expected '(': the operands of the kernel")
+        if not (self.want if label or select or params else self.take)("("):
             return Tensor(head, begin)
         operands: list[Term] = []
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise self.error(f"a term of more than {_DEEPEST} levels")
-        if not self.take(")"):
+        while not self.take(")"):
+            if operands:
+                self.want(",")
             operands.append(self.term())
-            while self.take(","):
-                operands.append(self.term())
-            self.want(")")
-        self.depth -= 1
         return Apply(head, tuple(operands), label, select, params, begin)
 
     def params(self) -> tuple[tuple[str, str, int], ...]:
@@ -205,26 +174,11 @@ class _Reader:
                 self.want(",")
             key = self.name()
             self.want("=")
-            self.skip()
-            begin, end = self.at, self.value_end()
-            if not self.text[begin:end].strip():
-                raise self.error(f"parameter {key!r} has no value")
-            out.append((key, self.text[begin:end].rstrip(), begin))
-            self.at = end
+            begin = self.token.start_pos
+            self.expression()
+            last = self.tokens[self.at - 1]
+            out.append((key, self.text[begin : last.start_pos + len(last)], begin))
         return tuple(out)
-
-    def value_end(self) -> int:
-        """Where the value of a parameter ends: at a comma or brace of its own level."""
-        open_: list[str] = []
-        for k in range(self.at, len(self.text)):
-            c = self.text[k]
-            if c in _CLOSING:
-                open_.append(_CLOSING[c])
-            elif open_ and c == open_[-1]:
-                open_.pop()
-            elif c in ",}" and not open_:
-                return k
-        raise self.error("'{' is never closed")
 
 
 def parameter(text: str, origin: Origin, whole: str, at: int) -> Expression:

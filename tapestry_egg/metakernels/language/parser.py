@@ -30,7 +30,7 @@ _TOKENS = re.compile(
     |(?P<text>'[^'\n]*'|"[^"\n]*")
     |(?P<real>\d+\.\d+(?:[eE][+-]?\d+)?|\d+[eE][+-]?\d+)
     |(?P<integer>\d+)
-    |(?P<sign>\.\.\.|:>|:\+|->|==|!=|<=|>=|//|[][(),:.|=<>+*/%^-])
+    |(?P<sign>\.\.\.|:>|:\+|->|==|!=|<=|>=|//|[][(){},:.|=<>+*/%^-])
     |(?P<end>$)
     )""",
     re.VERBOSE,
@@ -96,23 +96,26 @@ Start = Literal["expression", "pattern", "passage"]
 
 def parse(text: str, start: Start) -> Tree:
     """The syntax tree of a text. Raises Fault with the offset and what was expected there."""
-    if len(text) > _LONGEST:
-        raise Fault(0, f"a text of {len(text)} characters, at most {_LONGEST} are read")
-    depth = 0
-    for at, c in enumerate(text):
-        depth += (c in "([") - (c in ")]")
-        if depth > _DEEPEST:
-            raise Fault(at, f"more than {_DEEPEST} brackets within brackets")
     try:
-        return _Parser(text).whole(start)
+        return Parser(text).whole(start)
     except RecursionError:
         raise Fault(0, "nested too deeply") from None
 
 
-class _Parser:
-    """A descent through one text; `expected` is what could have stood at the token at hand."""
+class Parser:
+    """A descent through one text; `expected` is what could have stood at the token at hand.
+
+    Raises Fault for a text that is too long, or nested too deeply.
+    """
 
     def __init__(self, text: str) -> None:
+        if len(text) > _LONGEST:
+            raise Fault(0, f"a text of {len(text)} characters, at most {_LONGEST} are read")
+        depth = 0
+        for at, c in enumerate(text):
+            depth += (c in "([") - (c in ")]")
+            if depth > _DEEPEST:
+                raise Fault(at, f"more than {_DEEPEST} brackets within brackets")
         self.text, self.at = text, 0
         self.expected: set[str] = set()
         self.tokens: list[Token] = []
@@ -120,9 +123,7 @@ class _Parser:
 
     def whole(self, start: Start) -> Tree:
         found = getattr(self, start)()
-        if self.token.kind != "end":
-            self.expected.add("the end")
-            raise self.unexpected()
+        self.of("end")
         assert isinstance(found, Tree)
         return found
 
