@@ -5,7 +5,7 @@
     dtype: number
     guard: $x.rank == 2
 
-Terms are those of terms.py. Every kernel of the pattern has a signature, called by its label; a
+Terms are described below. Every kernel of the pattern has a signature, called by its label; a
 replacement may use it as a kernel (same kernel, same parameters), and all expressions see
 `$s.params`, `$s.inputs`, `$s.output`, and `$x`, the type of tensor x. One label twice is one
 signature; a label used as a kernel in a pattern asks for equal kernel and parameters on operands of
@@ -28,7 +28,7 @@ from typing import Any
 
 from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
-from tapestry_egg.metakernels.language.faults import Fault
+from tapestry_egg.metakernels.language.faults import Fault, Text
 from tapestry_egg.metakernels.language.parser import Parser
 from tapestry_egg.metakernels.registry import templates
 from tapestry_egg.yaml_nodes import YamlNode
@@ -85,17 +85,23 @@ class Apply:
 Term = Tensor | Constant | Apply
 
 
-def read_term(text: str, origin: Origin) -> Term:
-    """The term that a text stands for. Raises TemplateError with the place of a syntax error."""
-    try:
-        reader = _Reader(text)
-        term = reader.term()
-        reader.of("end")
-    except Fault as fault:
-        raise origin.error(text, fault.at, fault.what, fault.hint) from None
-    except RecursionError:
-        raise origin.error(text, 0, "nested too deeply") from None
-    return term
+@dataclass(frozen=True, slots=True)
+class TermText(Text):
+    """The text of a term."""
+
+    WHAT = "a term, or a list of terms"
+
+    def term(self) -> Term:
+        """The term, parsed. Raises TemplateError with the place of a syntax error."""
+        try:
+            reader = _Reader(self.text)
+            term = reader.term()
+            reader.of("end")
+        except Fault as fault:
+            raise self.fault(fault) from None
+        except RecursionError:
+            raise self.fault(Fault(0, "nested too deeply")) from None
+        return term
 
 
 def applications(term: Term) -> Iterator[Apply]:
@@ -181,20 +187,6 @@ class _Reader(Parser):
         return tuple(out)
 
 
-def parameter(text: str, origin: Origin, whole: str, at: int) -> Expression:
-    """The expression of a parameter that stands at offset `at` of a term's text."""
-    before = whole[:at]
-    row = before.count("\n")
-    column = at - (before.rfind("\n") + 1)
-    place = Origin(
-        origin.file,
-        origin.line + row,
-        column + (origin.column if row == 0 else 1),
-        origin.folded,
-    )
-    return Expression(text, place)
-
-
 #: What `dtype:` may say: the kinds of the one dtype that all tensors of the pattern have.
 DTYPES: Mapping[str, tuple[str, ...]] = {
     "number": ("float", "complex", "int", "uint"),
@@ -215,11 +207,10 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Side:
-    """The terms of one side, with their texts and where these stand."""
+    """The terms of one side, with their texts."""
 
     terms: tuple[Term, ...]
-    texts: tuple[str, ...]
-    origins: tuple[Origin, ...]
+    texts: tuple[TermText, ...]
 
 
 def compile_rule(entry: Mapping[str, YamlNode], rule: YamlNode) -> tuple[Compiled, ...]:
@@ -248,10 +239,9 @@ def compile_rule(entry: Mapping[str, YamlNode], rule: YamlNode) -> tuple[Compile
 def _side(node: YamlNode) -> _Side:
     nodes = node.items() if node.is_list else [node]
     if not nodes:
-        raise node.error("expected a term, or a list of terms")
-    texts = tuple(n.text("a term, or a list of terms") for n in nodes)
-    origins = tuple(map(Origin.of, nodes))
-    return _Side(tuple(map(read_term, texts, origins)), texts, origins)
+        raise node.error(f"expected {TermText.WHAT}")
+    texts = tuple(map(TermText.of, nodes))
+    return _Side(tuple(text.term() for text in texts), texts)
 
 
 class _Direction:
@@ -267,23 +257,27 @@ class _Direction:
         self.guards: list[Expression] = []
         self.let: dict[str, Expression] = {}
         self.wants: dict[str, Want] = {}
-        self.at = (0, 0)
+        self.text = pattern.texts[0]  # that of the term at hand
         labels = {a.label for side in (pattern, made) for t in side.terms for a in applications(t)}
         self.taken = labels | {v.name for t in pattern.terms for v in tensors(t)}
 
     def compiled(self) -> Compiled:
-        roots = [self._match(k) for k in range(len(self.pattern.terms))]
+        roots = []
+        for term, text in zip(self.pattern.terms, self.pattern.texts, strict=True):
+            self.text = text
+            roots.append(self._match(term))
         if len(self.given) > MOST_GIVEN:
-            raise self._fault(self.pattern, 0, 0, f"more than {MOST_GIVEN} kernels in a pattern")
+            self.text = self.pattern.texts[0]
+            raise self._here(0, f"more than {MOST_GIVEN} kernels in a pattern")
         for name, expression in read_expressions(self.entry, "let").items():
             if name in self.let or name in self.given:
                 where = str(expression.origin)
                 raise RuleError(f"{name!r} is a name of the pattern too", where=where)
             self.let[name] = expression
         actions = []
-        for k, root in enumerate(roots):
-            self.side, self.index = self.made, k
-            actions.append(f"(union {root} {self._make(self.made.terms[k])[0]})")
+        for root, term, text in zip(roots, self.made.terms, self.made.texts, strict=True):
+            self.text = text
+            actions.append(f"(union {root} {self._make(term)[0]})")
         self._order()
         self._dtypes()
         self.guards += read_guard(self.entry)
@@ -291,11 +285,8 @@ class _Direction:
         recipe = Recipe(tuple(self.given), tuple(self.guards), self.let, self.wants)
         return Compiled(egg, recipe)
 
-    def _fault(self, side: _Side, k: int, at: int, what: str, hint: str = "") -> TemplateError:
-        return side.origins[k].error(side.texts[k], at, what, hint)
-
     def _here(self, at: int, what: str, hint: str = "") -> TemplateError:
-        return self._fault(self.side, self.index, at, what, hint)
+        return self.text.fault(Fault(at, what, hint))
 
     def _fresh(self, stem: str) -> str:
         n = 1
@@ -305,14 +296,11 @@ class _Direction:
         return f"{stem}_{n}"
 
     def _parameter(self, text: str, at: int) -> Expression:
-        k = self.index
-        return checked(parameter(text, self.side.origins[k], self.side.texts[k], at))
+        return checked(Expression(text, self.text.origin.inside(self.text.text, at)))
 
     # The pattern
 
-    def _match(self, k: int) -> str:
-        self.side, self.index = self.pattern, k
-        term = self.pattern.terms[k]
+    def _match(self, term: Term) -> str:
         if not isinstance(term, Apply):
             raise self._here(term.at, "a pattern is a kernel on operands")
         return self._match_apply(term)

@@ -15,7 +15,7 @@ from tapestry_egg.errors import TemplateError
 from tapestry_egg.yaml_nodes import YamlNode
 
 from .closures import Compiled, compile_text
-from .faults import NOWHERE, Fault, Origin
+from .faults import Fault, Origin, Text
 from .parser import parse
 from .scopes import Scope
 
@@ -23,16 +23,10 @@ __all__ = ["Expression", "Law", "Origin", "PassageText", "expressions"]
 
 
 @dataclass(frozen=True, slots=True)
-class Expression:
-    """A text of the language with its origin; compiled on first use, once per distinct text."""
+class Expression(Text):
+    """A text with a value in every scope; compiled on first use, once per distinct text."""
 
-    text: str
-    origin: Origin = NOWHERE
-
-    @classmethod
-    def of(cls, node: YamlNode) -> Expression:
-        """The expression in a YAML scalar, not parsed yet."""
-        return cls(node.text("an expression"), Origin.of(node))
+    WHAT = "an expression"
 
     def __call__(self, scope: Scope) -> Any:
         """Evaluate in `scope` (keys `$name` and `@group`). Raises TemplateError with the place."""
@@ -53,10 +47,6 @@ class Expression:
     def texts(self) -> Iterator[Expression]:
         """The expression itself: of the forms that a shape can have, the plain one."""
         yield self
-
-    def fault(self, fault: Fault) -> TemplateError:
-        """The error for a fault in this text, found while it or its value was evaluated."""
-        return self.origin.error(self.text, fault.at, fault.what, fault.hint)
 
     def error(self, what: str, hint: str = "") -> TemplateError:
         """An error about this expression as a whole."""
@@ -79,18 +69,17 @@ class Law:
 
 
 @dataclass(frozen=True, slots=True)
-class PassageText:
-    """The text of a passage with its origin."""
+class PassageText(Text):
+    """The text of a passage."""
 
-    text: str
-    origin: Origin = NOWHERE
+    WHAT = "a passage"
 
     def law(self) -> Law:
         """The passage, parsed. Raises TemplateError with the place."""
         try:
             return _passage(self.text)
         except Fault as fault:
-            raise self.origin.error(self.text, fault.at, fault.what, fault.hint) from None
+            raise self.fault(fault) from None
 
     def holds(self, scope: Scope) -> bool:
         """Whether the passage's condition, if it has one, is met in `scope`."""
@@ -98,7 +87,7 @@ class PassageText:
         try:
             return condition is None or bool(condition(scope))
         except Fault as fault:
-            raise self.origin.error(self.text, fault.at, fault.what, fault.hint) from None
+            raise self.fault(fault) from None
 
 
 # Parsing

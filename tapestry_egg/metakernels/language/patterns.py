@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, Literal
 
 from .closures import Compiled, Node, compile_text
-from .faults import NOWHERE, Fault, Mismatch, Origin
+from .faults import Fault, Mismatch, Text
 from .parser import parse
 from .scopes import Scope
 
@@ -65,18 +65,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Text):
     """A text that shapes are matched against; see the module's docstring."""
 
-    text: str
-    origin: Origin = NOWHERE
+    WHAT = "a pattern"
 
     def axes(self) -> tuple[Axis, ...]:
         """The entries. Raises TemplateError with the place of a fault in the text."""
         try:
             return _pattern(self.text)
         except Fault as fault:
-            raise self.origin.error(self.text, fault.at, fault.what, fault.hint) from None
+            raise self.fault(fault) from None
 
     def names(self) -> tuple[str, ...]:
         """Every name that a match binds, in the order of the text."""
@@ -96,7 +95,7 @@ class Pattern:
         try:
             widths = _widths(axes, {} if scope is None else scope)
         except Fault as fault:
-            raise self.origin.error(self.text, fault.at, fault.what, fault.hint) from None
+            raise self.fault(fault) from None
         fixed = sum(w for w in widths.values() if w is not None)
         open_ = [axis for top in axes for axis in top.walk() if widths.get(id(axis), 0) is None]
         spare = len(shape) - fixed

@@ -180,7 +180,9 @@ _READERS: Mapping[str, Callable[[YamlNode], Any]] = {
     "Mapping[str, str]": lambda node: _writes(node),
     "Mapping[str, Reduction]": lambda node: _reductions(node),
     "tuple[Constraint, ...]": lambda node: _constraints(node),
-    "tuple[PassageText, ...]": lambda node: _passages(node),
+    "tuple[PassageText, ...]": lambda node: tuple(
+        map(PassageText.of, node.items("a list of passages"))
+    ),
     "Fusion": lambda node: _word(node, get_args(Fusion)),
     "InProducts": lambda node: _word(node, get_args(InProducts)),
     "Meaning": lambda node: _word(node, get_args(Meaning)[1:]),
@@ -270,7 +272,7 @@ def _operands(node: YamlNode, project: dict[str, ProjectionForm]) -> tuple[Opera
                 _put(project, name, given["ipf"])
         shape = None
         if pattern is not None:
-            shape = Pattern(pattern.text("a pattern"), Origin.of(pattern))
+            shape = Pattern.of(pattern)
         out.append(Operand(name, many, optional, shape, dtype))
     return tuple(out)
 
@@ -363,7 +365,7 @@ def _index(node: YamlNode) -> dict[str, Expression]:
         origin = whole.origin
         if _PLAIN.fullmatch(name) and not origin.folded and "\n" not in text:
             lead = at + len(part) - len(part.lstrip())
-            origin = Origin(origin.file, origin.line, origin.column + lead)
+            origin = origin.inside(whole.text, lead)
             variable = name.removesuffix("...")
             if variable[1:] not in groups:
                 groups[variable[1:]] = Expression(variable, origin)
@@ -392,12 +394,6 @@ def _constraints(node: YamlNode) -> tuple[Constraint, ...]:
         allowed = given["enum"].texts()
         out.append(Constraint(f"${name.removeprefix('$')}", allowed, Origin.of(value)))
     return tuple(out)
-
-
-def _passages(node: YamlNode) -> tuple[PassageText, ...]:
-    return tuple(
-        PassageText(n.text("a passage"), Origin.of(n)) for n in node.items("a list of passages")
-    )
 
 
 def _check_names(entry: Mapping[str, YamlNode], template: Template) -> None:
