@@ -7,6 +7,7 @@ import io
 import zlib
 from pathlib import Path
 
+from .atomic import write_atomic
 from .errors import TapestryError
 
 #: Bytes of a decompressed file: a few kilobytes of gzip can stand for gigabytes of nothing.
@@ -22,6 +23,14 @@ def read_unpacked(path: str | Path, error: type[TapestryError]) -> bytes:
             f"cannot be read: {getattr(e, 'strerror', None) or e}", where=str(path)
         ) from None
     return unpacked(data, path, error)
+
+
+def write_packed(path: str | Path, data: bytes) -> None:
+    """Write a file, whole or not at all; compressed, always alike, where its name ends in `.gz`.
+
+    Raises TapestryError where its folder cannot be written.
+    """
+    write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
 
 
 def unpacked(data: bytes, path: str | Path, error: type[TapestryError]) -> bytes:

@@ -217,7 +217,7 @@ def test_files_that_are_named_are_there() -> None:
     every = {p.name for d in tops for p in (ROOT / d).rglob("*.*")}
     missing = []
     for path, text in _texts():
-        for name in re.findall(r"`((?:\w+/)*[a-z_]+\.(?:py|yaml|egg|lark))`", text):
+        for name in re.findall(r"`((?:\w+/)*[a-z_]+\.(?:py|yaml|egg))`", text):
             near = [path.parent / name, *(home / name for home in homes)]
             if path.suffix == ".md" and name in every:  # a table names the folder once
                 continue

@@ -104,7 +104,7 @@ def test_a_first_call_loads_neither_parsers_nor_what_verifies() -> None:
     )
     verifies = ("rules.verify.verdicts", "rules.verify.proofs", "files.admission")
     homes = (*verifies, "rewrite.equivalence", "runtime.measure.hlo", "show.text")
-    heavy = {"lark", "regex", *(f"tapestry_egg.{home}" for home in homes)}
+    heavy = {*(f"tapestry_egg.{home}" for home in homes)}
     check = f"import sys; {doing}; sys.exit(str({heavy} & set(sys.modules) or '') or 0)"
     result = python("-c", check)
     assert result.returncode == 0, result.stderr

@@ -21,7 +21,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.flatten import close_paths, is_below
-from tapestry_egg.tracing.constraints import Constraint, Wanted
+from tapestry_egg.tracing.constraints import Constraint, NamedDims, Wanted, shown
 
 Spec = Iterable[str | Sequence[str] | None]
 Pins = Mapping[str, Spec]
@@ -36,7 +36,7 @@ class Pin:
     name: str
     where: str  # the user's word for it, for messages
     shape: tuple[int, ...]
-    dims: tuple[tuple[str, ...] | None, ...]
+    dims: NamedDims
     output: bool = False
     spoken: tuple[str, ...] | None = None  # the axes that it is about; None: all
 
@@ -46,23 +46,10 @@ class Pin:
 
     def wanted(self, mesh: MeshShape, contract: MeshContract | None = None) -> Wanted | None:
         """The layouts that it allows on a plan's mesh; None where the mesh cannot tell the axes."""
-        own = contract or MeshContract(mesh.names, mesh.sizes)
-        dims: list[tuple[int, ...] | None] = []
-        for d in self.dims:
-            axes = None if d is None else own.resolve(d, mesh)
-            if d is not None and axes is None:
-                return None
-            dims.append(axes)
-        if self.spoken is None:
-            return Wanted(tuple(dims))
-        about = [own.resolve((a,), mesh) for a in self.spoken]
-        if any(a is None for a in about):
-            return None
-        return Wanted(tuple(dims), frozenset(a for f in about for a in f or ()))
+        return Wanted.on(self.dims, self.spoken, mesh, contract)
 
     def __str__(self) -> str:
-        words = ("*" if d is None else "·".join(d) or "." for d in self.dims)
-        return f"[{', '.join(words)}]"
+        return shown(self.dims)
 
 
 def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:

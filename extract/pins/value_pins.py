@@ -24,6 +24,7 @@ from tapestry_egg.columns import starred
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, Source
 from tapestry_egg.graph.pytrees import matching, named_by_part
+from tapestry_egg.graph.sources import is_called
 from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.schedule.flatten import close_paths, is_below
 from tapestry_egg.tracing.constraints import KERNEL, Constraint
@@ -295,10 +296,8 @@ def _leaving(
     """Values that a line makes and another line reads, or nothing but the end of their graph."""
 
     def at(source: Source) -> bool:
-        name = source.file
         # Files are told from the working directory on; they may be asked for in full, or in short.
-        ends = name and (f"/{name}".endswith(f"/{file}") or f"/{file}".endswith(f"/{name}"))
-        return source.line == line and bool(ends)
+        return source.line == line and is_called(source.file, file)
 
     readers = graph.readers()
     for k, op in enumerate(graph.operations):

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, cast
 
-import yaml
-
 from tapestry_egg.errors import RuleError
-from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
+from tapestry_egg.yaml_nodes import YamlNode, compose_yaml_text, read_yaml_text
 
 from .recipe import Recipe, read_recipe
 from .rewrites import compile_rule
@@ -171,71 +168,47 @@ def permitted(books: Iterable[RuleBook], numerics: str) -> tuple[RuleBook, ...]:
     )
 
 
-def _book(path: Path, text: str, root: yaml.Node | None) -> RuleBook:
-    if not isinstance(root, yaml.MappingNode):
+def _book(path: Path, text: str, root: YamlNode | None) -> RuleBook:
+    if root is None:
         raise RuleError("a rule file is a mapping with `rules:`", where=f"{path}:1:1")
-    fields = _fields(path, root)
-    unknown = set(fields) - {"ruleset", "rules"}
-    if unknown:
-        raise RuleError(f"unknown key {sorted(unknown)[0]!r}", where=_at(path, root))
-    entries = fields.get("rules")
-    if not isinstance(entries, yaml.SequenceNode):
-        raise RuleError("`rules:` must be a list of rules", where=_at(path, root))
-    ruleset = _text(path, fields, "ruleset") or "algebra"
-    rules = [r for node in entries.value for r in _rules(path, text, node, ruleset)]
+    entry = root.fields("a rule file", ("rules",), ("ruleset",))
+    ruleset = entry["ruleset"].text() if "ruleset" in entry else "algebra"
+    nodes = entry["rules"].items()
+    rules = [r for node in nodes for r in _rules(path, text, node, ruleset)]
     return RuleBook(path.stem, tuple(rules), str(path))
 
 
-def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
+def _rules(path: Path, text: str, node: YamlNode, ruleset: str) -> list[Rule]:
     """The rules of one entry: one, or one for each direction."""
-    where = _at(path, node)
-    if not isinstance(node, yaml.MappingNode):
-        raise RuleError("a rule is a mapping", where=where)
-    fields = _fields(path, node)
-    forms = [k for k in ("match", "egg", "include") if k in fields]
+    names = node.entries("a rule")
+    forms = [k for k in ("match", "egg", "include") if k in names]
     own = {"match": _TERMS, "egg": _TEXT, "include": _TEXT}
     kinds = [own[form] for form in forms] if len(forms) == 1 else [_TERMS, _TEXT]
-    allowed = {*_REQUIRED, *_OPTIONAL, *(key for kind in kinds for key in kind)}
-    for key_node, _ in node.value:
-        if key_node.value not in allowed:
-            near = difflib.get_close_matches(key_node.value, sorted(allowed), 1)
-            raise RuleError(
-                f"unknown key {key_node.value!r}",
-                where=_at(path, key_node),
-                hint=f"Did you mean {near[0]}?" if near else f"There are {', '.join(allowed)}.",
-            )
-    item = {k: _text(path, fields, k) for k in (*_REQUIRED, "ruleset", "example", "provenance")}
-    for key in _REQUIRED:
-        if not item[key]:
-            raise RuleError(
-                f"a rule needs the text field {key!r}",
-                where=where,
-                hint=f"Every rule has {', '.join(_REQUIRED)}.",
-            )
+    entry = node.fields("a rule", _REQUIRED, (*_OPTIONAL, *(key for kind in kinds for key in kind)))
+    item = {
+        key: entry[key].text() if key in entry else ""
+        for key in (*_REQUIRED, "ruleset", "example", "provenance")
+    }
+    if empty := [key for key in _REQUIRED if not item[key]]:
+        raise entry[empty[0]].error(f"{empty[0]!r} is empty")
     if len(forms) != 1:
-        raise RuleError(
-            "a rule needs either `match` and `replace`, or `egg`, or `include`", where=where
-        )
+        raise node.error("a rule needs either `match` and `replace`, or `egg`, or `include`")
     if item["numerics"] not in ("exact", "reorders", "changes_rounding"):
-        raise RuleError(
-            f"numerics is {item['numerics']!r}",
-            where=_at(path, fields["numerics"]),
-            hint="It is exact, reorders or changes_rounding.",
+        raise entry["numerics"].error(
+            f"numerics is {item['numerics']!r}", "It is exact, reorders or changes_rounding."
         )
     chosen = item["ruleset"] or ruleset
     if chosen not in RULESETS:
-        raise RuleError(
-            f"unknown ruleset {chosen!r}",
-            where=_at(path, fields.get("ruleset", node)),
-            hint=f"Rulesets are {', '.join(RULESETS)}.",
+        raise entry.get("ruleset", node).error(
+            f"unknown ruleset {chosen!r}", f"Rulesets are {', '.join(RULESETS)}."
         )
     if forms == ["match"]:
-        sides = "\n".join(f"{k}: {_shown(fields.get(k))}" for k in ("match", "replace"))
+        sides = "\n".join(f"{k}: {_shown(entry.get(k))}" for k in ("match", "replace"))
         found: list[tuple[str, Recipe | None, str]] = [
-            (c.egg, c.recipe, sides) for c in compile_rule(path, node)
+            (c.egg, c.recipe, sides) for c in compile_rule(entry, node)
         ]
     else:
-        found = [(_egg(path, text, fields), read_recipe(path, node), "")]
+        found = [(_egg(path, text, entry), read_recipe(entry, node), "")]
     return [
         Rule(
             name=item["name"] + (BACK if k else ""),
@@ -245,9 +218,9 @@ def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
             egg=egg,
             ruleset=chosen,
             book=path.stem,
-            where=where,
+            where=node.where,
             example=item["example"],
-            guard=_shown(fields.get("guard")),
+            guard=_shown(entry.get("guard")),
             provenance=item["provenance"],
             recipe=recipe,
             text=sides,
@@ -256,26 +229,24 @@ def _rules(path: Path, text: str, node: yaml.Node, ruleset: str) -> list[Rule]:
     ]
 
 
-def _egg(path: Path, text: str, fields: Mapping[str, yaml.Node]) -> str:
+def _egg(path: Path, text: str, entry: Mapping[str, YamlNode]) -> str:
     """The egglog text of a rule: its own, or that of the file that it includes."""
-    if "egg" in fields:
-        egg = _text(path, fields, "egg")
-        _check_egg(path, egg, lambda row, at: _within(text, fields["egg"], row, at))
+    if "egg" in entry:
+        egg = entry["egg"].text()
+        _check_egg(path, egg, lambda row, at: _within(text, entry["egg"], row, at))
         return egg
-    name, folder = _text(path, fields, "include"), path.parent.resolve()
+    name, folder = entry["include"].text(), path.parent.resolve()
     try:
         file = path.parent / name
         # Links are followed first: nothing outside the book's folder is read.
         if Path(name).is_absolute() or not file.resolve().is_relative_to(folder):
-            raise RuleError(
+            raise entry["include"].error(
                 f"{name!r} is not in the folder of the rule file",
-                where=_at(path, fields["include"]),
-                hint="Included files stand beside the rule file, or below it.",
+                "Included files stand beside the rule file, or below it.",
             )
         egg = read_yaml_text(file, RuleError, name) if file.is_file() else file.read_text("utf-8")
     except (OSError, ValueError) as e:  # no such file, not UTF-8, not the name of a file
-        at = _at(path, fields["include"])
-        raise RuleError(f"cannot read the egglog file: {e}", where=at) from None
+        raise entry["include"].error(f"cannot read the egglog file: {e}") from None
     _check_egg(file, egg, lambda row, at: (row, at))
     return egg
 
@@ -297,10 +268,10 @@ def _check_egg(path: Path, egg: str, place: Callable[[int, int], tuple[int, int]
             )
 
 
-def _within(text: str, node: yaml.Node, line: int, column: int) -> tuple[int, int]:
+def _within(text: str, node: YamlNode, line: int, column: int) -> tuple[int, int]:
     """Where in its file a place in a text field is; line and column count from 1."""
-    mark = node.start_mark
-    if getattr(node, "style", None) not in ("|", ">"):
+    mark = node.raw.start_mark
+    if getattr(node.raw, "style", None) not in ("|", ">"):
         return mark.line + line, column if line > 1 else mark.column + 1 + column
     below = text.splitlines()[mark.line + 1 :]
     filled = next((x for x in below if x.strip()), "")
@@ -341,34 +312,8 @@ def commands(text: str) -> list[tuple[int, int, str]]:
     return forms
 
 
-def _fields(path: Path, node: yaml.MappingNode) -> dict[str, yaml.Node]:
-    """The values of a mapping by name. Raises RuleError for a key that is none, or occurs twice."""
-    out: dict[str, yaml.Node] = {}
-    for key, value in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            raise RuleError("expected a name", where=_at(path, key))
-        if key.value in out:
-            raise RuleError(f"{key.value!r} is given twice", where=_at(path, key))
-        out[key.value] = value
-    return out
-
-
-def _text(path: Path, fields: Mapping[str, yaml.Node], key: str) -> str:
-    """The text of a field, empty where there is none. Raises RuleError where it is a list, say."""
-    node = fields.get(key)
-    if node is None:
-        return ""
-    if not isinstance(node, yaml.ScalarNode):
-        raise RuleError(f"{key!r} is not a text", where=_at(path, node))
-    return str(node.value)
-
-
-def _shown(node: yaml.Node | None) -> str:
+def _shown(node: YamlNode | None) -> str:
     """A text, or the texts of a list, as people read them."""
-    if isinstance(node, yaml.SequenceNode):
-        return f"[{', '.join(map(_shown, node.value))}]"
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else ""
-
-
-def _at(path: Path, node: yaml.Node) -> str:
-    return f"{path}:{node.start_mark.line + 1}:{node.start_mark.column + 1}"
+    if node is None or node.is_mapping:
+        return ""
+    return f"[{', '.join(map(_shown, node.items()))}]" if node.is_list else node.text()

@@ -19,15 +19,13 @@ types), `output` (a tensor type) and `flops`. Rules written as terms (language.p
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from tapestry_egg.errors import RuleError, TemplateError
-from tapestry_egg.metakernels.language.expressions import Expression, Origin
+from tapestry_egg.metakernels.language.expressions import Expression, expressions
+from tapestry_egg.yaml_nodes import YamlNode
 
 # Where the files of the shipped books are.
 _SHIPPED = f"{Path(__file__).parents[1] / 'books'}/"
@@ -56,78 +54,53 @@ class Recipe:
     wants: Mapping[str, Want]
 
 
-def read_recipe(path: Path, node: yaml.MappingNode) -> Recipe | None:
-    """The recipe in the YAML node of a rule written as egglog text; None when it has none.
+def read_recipe(entry: Mapping[str, YamlNode], rule: YamlNode) -> Recipe | None:
+    """The recipe in the fields of a rule written as egglog text; None when it has none.
 
     Raises RuleError with file, line and column.
     """
-    fields = {k.value: v for k, v in node.value}
-    if not any(k in fields for k in ("given", "guard", "let", "wants")):
+    if not any(k in entry for k in ("given", "guard", "let", "wants")):
         return None
-    if "given" not in fields:
-        raise rule_error(path, node, "a rule with a guard or wants needs `given: [variables]`")
-    given = fields["given"]
-    names = [n.value for n in given.value] if isinstance(given, yaml.SequenceNode) else []
-    if not 1 <= len(names) <= MOST_GIVEN or not all(isinstance(n, str) for n in names):
-        raise rule_error(path, given, f"`given` lists 1 to {MOST_GIVEN} variables of the rule")
-    wants = {
-        name: _want(path, value, names) for name, value in read_mapping(path, fields.get("wants"))
-    }
-    clash = set(wants) & set(names)
-    if clash:
-        raise rule_error(path, node, f"{sorted(clash)[0]!r} is both given and wanted")
-    return Recipe(
-        given=tuple(names),
-        guards=read_guard(path, fields.get("guard")),
-        let={k: read_expression(path, v) for k, v in read_mapping(path, fields.get("let"))},
-        wants=wants,
-    )
+    if "given" not in entry:
+        raise rule.error("a rule with a guard or wants needs `given: [variables]`")
+    names = entry["given"].texts()
+    if not 1 <= len(names) <= MOST_GIVEN:
+        raise entry["given"].error(f"`given` lists 1 to {MOST_GIVEN} variables of the rule")
+    wanted = entry["wants"].mapping() if "wants" in entry else {}
+    wants = {name: _want(node, names) for name, node in wanted.items()}
+    if clash := set(wants) & set(names):
+        raise rule.error(f"{min(clash)!r} is both given and wanted")
+    return Recipe(names, read_guard(entry), read_expressions(entry, "let"), wants)
 
 
-def read_guard(path: Path, node: yaml.Node | None) -> tuple[Expression, ...]:
+def read_guard(entry: Mapping[str, YamlNode]) -> tuple[Expression, ...]:
     """The expressions of `guard:`, one or a list of them. Raises RuleError with the place."""
-    if node is None:
+    if "guard" not in entry:
         return ()
-    several = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    return tuple(read_expression(path, n) for n in several)
+    guard = entry["guard"]
+    several = guard.items() if guard.is_list else [guard]
+    return tuple(checked(Expression.of(node)) for node in several)
 
 
-def _want(path: Path, node: Any, given: list[str]) -> Want:
-    fields = dict(read_mapping(path, node))
-    unknown = set(fields) - {"like", "kernel", "inputs", "params"}
-    if unknown:
-        raise rule_error(path, node, f"unknown key {sorted(unknown)[0]!r}")
-    if "inputs" not in fields or ("like" in fields) == ("kernel" in fields):
-        raise rule_error(path, node, "a want has `inputs`, and either `kernel` or `like`")
-    like = fields["like"].value if "like" in fields else ""
+def read_expressions(entry: Mapping[str, YamlNode], field: str) -> dict[str, Expression]:
+    """The expressions of a field by name, parsed; none where there is no such field."""
+    found = expressions(entry[field]) if field in entry else {}
+    return {name: checked(expression) for name, expression in found.items()}
+
+
+def _want(node: YamlNode, given: Sequence[str]) -> Want:
+    entry = node.fields("a want", ("inputs",), ("like", "kernel", "params"))
+    if ("like" in entry) == ("kernel" in entry):
+        raise node.error("a want has `inputs`, and either `kernel` or `like`")
+    like = entry["like"].text() if "like" in entry else ""
     if like and like not in given:
-        raise rule_error(path, fields["like"], f"{like!r} is not one of `given`")
+        raise entry["like"].error(f"{like!r} is not one of `given`")
     return Want(
-        inputs=read_expression(path, fields["inputs"]),
-        kernel=str(fields["kernel"].value) if "kernel" in fields else "",
-        like=str(like),
-        params={k: read_expression(path, v) for k, v in read_mapping(path, fields.get("params"))},
+        inputs=checked(Expression.of(entry["inputs"])),
+        kernel=entry["kernel"].text() if "kernel" in entry else "",
+        like=like,
+        params=read_expressions(entry, "params"),
     )
-
-
-def read_mapping(path: Path, node: Any) -> list[tuple[str, Any]]:
-    """The entries of a YAML mapping, none when it is absent. Raises RuleError with the place."""
-    if node is None:
-        return []
-    if not isinstance(node, yaml.MappingNode):
-        raise rule_error(path, node, "expected a mapping")
-    return [(str(k.value), v) for k, v in node.value]
-
-
-def read_expression(path: Path, node: Any) -> Expression:
-    """The expression in a YAML scalar, parsed. Raises RuleError with the place of a fault."""
-    if not isinstance(node, yaml.ScalarNode):
-        raise rule_error(
-            path, node, "expected an expression; quote one that starts with `[` or `{`"
-        )
-    expression = Expression(str(node.value), origin_of(path, node))
-    checked(expression)
-    return expression
 
 
 def checked(expression: Expression) -> Expression:
@@ -143,16 +116,3 @@ def checked(expression: Expression) -> Expression:
     except TemplateError as e:
         raise RuleError(e.what, where=e.where, hint=e.hint) from None
     return expression
-
-
-def origin_of(path: Path, node: yaml.Node) -> Origin:
-    """Where the text of a YAML scalar stands."""
-    start, end = node.start_mark, node.end_mark
-    quoted = int(getattr(node, "style", None) in ('"', "'"))
-    return Origin(str(path), start.line + 1, start.column + 1 + quoted, start.line != end.line)
-
-
-def rule_error(path: Path, node: yaml.Node, what: str, hint: str = "") -> RuleError:
-    """The error about one node of a rule file."""
-    mark = node.start_mark
-    return RuleError(what, where=f"{path}:{mark.line + 1}:{mark.column + 1}", hint=hint)

@@ -5,7 +5,7 @@
     dtype: number
     guard: $x.rank == 2
 
-Terms are those of terms.py. Every kernel of the pattern has a signature, called by its label; a
+Terms are described below. Every kernel of the pattern has a signature, called by its label; a
 replacement may use it as a kernel (same kernel, same parameters), and all expressions see
 `$s.params`, `$s.inputs`, `$s.output`, and `$x`, the type of tensor x. One label twice is one
 signature; a label used as a kernel in a pattern asks for equal kernel and parameters on operands of
@@ -24,28 +24,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
-from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tapestry_egg.errors import RuleError, TemplateError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.language.expressions import Expression, Origin
+from tapestry_egg.metakernels.language.faults import Fault, Text
+from tapestry_egg.metakernels.language.parser import Parser
 from tapestry_egg.metakernels.registry import templates
+from tapestry_egg.yaml_nodes import YamlNode
 
 from .families import DEFAULTS, default_params, kernels_of, words
-from .recipe import (
-    MOST_GIVEN,
-    Recipe,
-    Want,
-    checked,
-    origin_of,
-    read_expression,
-    read_guard,
-    read_mapping,
-    rule_error,
-)
+from .recipe import MOST_GIVEN, Recipe, Want, checked, read_expressions, read_guard
 
 # Terms: the two sides of a rule as text, `t:add(s:matmul(x, w), s:matmul(x, v))`.
 #
@@ -60,10 +50,8 @@ from .recipe import (
 # s(x, y)                 in a replacement: kernel and parameters as those of s
 
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(?:-[a-z]+)*")
-_NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?")
-_DEEPEST = 50
-_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_JOINED = re.compile(r"-[a-z]+\b")
+_NEGATIVE = re.compile(r"-\d")
 
 
 @dataclass(frozen=True)
@@ -98,14 +86,23 @@ class Apply:
 Term = Tensor | Constant | Apply
 
 
-def read_term(text: str, origin: Origin) -> Term:
-    """The term that a text stands for. Raises TemplateError with the place of a syntax error."""
-    reader = _Reader(text, origin)
-    term = reader.term()
-    reader.skip()
-    if reader.at != len(text):
-        raise reader.error(f"unexpected {text[reader.at]!r} after the term")
-    return term
+@dataclass(frozen=True, slots=True)
+class TermText(Text):
+    """The text of a term."""
+
+    WHAT = "a term, or a list of terms"
+
+    def term(self) -> Term:
+        """The term, parsed. Raises TemplateError with the place of a syntax error."""
+        try:
+            reader = _Reader(self.text)
+            term = reader.term()
+            reader.of("end")
+        except Fault as fault:
+            raise self.fault(fault) from None
+        except RecursionError:
+            raise self.fault(Fault(0, "nested too deeply")) from None
+        return term
 
 
 def applications(term: Term) -> Iterator[Apply]:
@@ -125,66 +122,39 @@ def tensors(term: Term) -> Iterator[Tensor]:
             yield from tensors(operand)
 
 
-class _Reader:
-    """A recursive descent over one text."""
-
-    def __init__(self, text: str, origin: Origin) -> None:
-        self.text, self.origin, self.at = text, origin, 0
-        self.depth = 0
-
-    def error(self, what: str, at: int | None = None, hint: str = "") -> Exception:
-        return self.origin.error(self.text, self.at if at is None else at, what, hint)
-
-    def skip(self) -> None:
-        while self.at < len(self.text) and self.text[self.at].isspace():
-            self.at += 1
-
-    def take(self, sign: str) -> bool:
-        self.skip()
-        if self.text.startswith(sign, self.at):
-            self.at += len(sign)
-            return True
-        return False
-
-    def want(self, sign: str) -> None:
-        if not self.take(sign):
-            found = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-            raise self.error(f"expected {sign!r}, found {found}")
+class _Reader(Parser):
+    """A descent through the text of a term."""
 
     def name(self) -> str:
-        self.skip()
-        found = _NAME.match(self.text, self.at)
-        if found is None:
-            shown = repr(self.text[self.at]) if self.at < len(self.text) else "the end"
-            raise self.error(
-                f"expected a name, found {shown}",
-                hint="A term is a name, a number, or kernel(operands).",
-            )
-        self.at = found.end()
-        return found[0]
+        """A word, or several that hyphens join, as in `scatter-add`."""
+        name = self.of("word")
+        text, end = str(name), name.start_pos + len(name)
+        while (joined := _JOINED.match(self.text, end)) is not None:
+            text, end = text + joined[0], joined.end()
+            self.next()
+            self.next()
+        return text
 
     def number(self) -> float | None:
-        """The number that follows; None where none does."""
-        found = _NUMBER.match(self.text, self.at)
-        if found is None:
+        """The number at hand; None where there is none."""
+        begin = self.token.start_pos
+        negative = _NEGATIVE.match(self.text, begin) is not None and self.next()
+        if self.token.kind not in ("integer", "real"):
             return None
-        value = float(found[0])
-        if not isfinite(value):
-            raise self.error(f"{found[0]:.20} is beyond the numbers of a float64")
-        self.at = found.end()
-        return value
+        token = self.next()
+        if not isfinite(value := float(token)):
+            raise Fault(begin, f"{token:.20} is beyond the numbers of a float64")
+        return -value if negative else value
 
     def term(self) -> Term:
-        self.skip()
-        begin = self.at
+        begin = self.token.start_pos
         if (number := self.number()) is not None:
             return Constant(number, "", begin)
         head, label = self.name(), ""
         if self.take("="):
-            self.skip()
-            number = self.number()
-            if number is None:
-                raise self.error("expected a number", hint="`name=0` names a constant tensor.")
+            if (number := self.number()) is None:
+                self.of("integer", "real")
+            assert number is not None, "else it was unexpected"
             return Constant(number, head, begin)
         if self.take(":"):
             label, head = head, self.name()
@@ -193,20 +163,13 @@ class _Reader:
             select = self.name()
             self.want("]")
         params = self.params()
-        if not self.take("("):
-            if label or select or params:
-                raise self.error("expected '(': the operands of the kernel")
+        if not (self.want if label or select or params else self.take)("("):
             return Tensor(head, begin)
         operands: list[Term] = []
-        self.depth += 1
-        if self.depth > _DEEPEST:
-            raise self.error(f"a term of more than {_DEEPEST} levels")
-        if not self.take(")"):
+        while not self.take(")"):
+            if operands:
+                self.want(",")
             operands.append(self.term())
-            while self.take(","):
-                operands.append(self.term())
-            self.want(")")
-        self.depth -= 1
         return Apply(head, tuple(operands), label, select, params, begin)
 
     def params(self) -> tuple[tuple[str, str, int], ...]:
@@ -218,40 +181,11 @@ class _Reader:
                 self.want(",")
             key = self.name()
             self.want("=")
-            self.skip()
-            begin, end = self.at, self.value_end()
-            if not self.text[begin:end].strip():
-                raise self.error(f"parameter {key!r} has no value")
-            out.append((key, self.text[begin:end].rstrip(), begin))
-            self.at = end
+            begin = self.token.start_pos
+            self.expression()
+            last = self.tokens[self.at - 1]
+            out.append((key, self.text[begin : last.start_pos + len(last)], begin))
         return tuple(out)
-
-    def value_end(self) -> int:
-        """Where the value of a parameter ends: at a comma or brace of its own level."""
-        open_: list[str] = []
-        for k in range(self.at, len(self.text)):
-            c = self.text[k]
-            if c in _CLOSING:
-                open_.append(_CLOSING[c])
-            elif open_ and c == open_[-1]:
-                open_.pop()
-            elif c in ",}" and not open_:
-                return k
-        raise self.error("'{' is never closed")
-
-
-def parameter(text: str, origin: Origin, whole: str, at: int) -> Expression:
-    """The expression of a parameter that stands at offset `at` of a term's text."""
-    before = whole[:at]
-    row = before.count("\n")
-    column = at - (before.rfind("\n") + 1)
-    place = Origin(
-        origin.file,
-        origin.line + row,
-        column + (origin.column if row == 0 else 1),
-        origin.folded,
-    )
-    return Expression(text, place)
 
 
 #: What `dtype:` may say: the kinds of the one dtype that all tensors of the pattern have.
@@ -274,59 +208,48 @@ class Compiled:
 
 @dataclass(frozen=True)
 class _Side:
-    """The terms of one side, with their texts and where these stand."""
+    """The terms of one side, with their texts."""
 
     terms: tuple[Term, ...]
-    texts: tuple[str, ...]
-    origins: tuple[Origin, ...]
+    texts: tuple[TermText, ...]
 
 
-def compile_rule(path: Path, node: yaml.MappingNode) -> tuple[Compiled, ...]:
-    """The directions in which a rule written as terms is read.
+def compile_rule(entry: Mapping[str, YamlNode], rule: YamlNode) -> tuple[Compiled, ...]:
+    """The directions in which the fields of a rule written as terms are read.
 
     Raises RuleError with file, line, column and a caret below the fault.
     """
-    fields = {k.value: v for k, v in node.value}
-    if "replace" not in fields:
-        raise rule_error(path, node, "a rule with `match` needs `replace`")
-    left, right = _side(path, fields["match"]), _side(path, fields["replace"])
-    if len(left.terms) != len(right.terms):
-        raise rule_error(
-            path, fields["replace"], f"{len(left.terms)} patterns, {len(right.terms)} replacements"
-        )
-    way = str(fields["way"].value) if "way" in fields else "one"
+    if "replace" not in entry:
+        raise rule.error("a rule with `match` needs `replace`")
+    way = entry["way"].text() if "way" in entry else "one"
     if way not in ("one", "both"):
-        raise rule_error(path, fields["way"], f"way is {way!r}", "It is one or both.")
+        raise entry["way"].error(f"way is {way!r}", "It is one or both.")
     try:
-        out = [_Direction(path, fields, left, right).compiled()]
+        left, right = _side(entry["match"]), _side(entry["replace"])
+        if len(left.terms) != len(right.terms):
+            counts = f"{len(left.terms)} patterns, {len(right.terms)} replacements"
+            raise entry["replace"].error(counts)
+        out = [_Direction(entry, left, right).compiled()]
         if way == "both":
-            back = _reversed(left, right)
-            out.append(_Direction(path, fields, *back).compiled())
+            out.append(_Direction(entry, *_reversed(left, right)).compiled())
     except TemplateError as e:
         raise RuleError(e.what, where=e.where, hint=e.hint) from None
     return tuple(out)
 
 
-def _side(path: Path, node: yaml.Node) -> _Side:
-    nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-    if not nodes or not all(isinstance(n, yaml.ScalarNode) for n in nodes):
-        raise rule_error(path, node, "expected a term, or a list of terms")
-    texts, origins, terms = [], [], []
-    for n in nodes:
-        texts.append(str(n.value))
-        origins.append(origin_of(path, n))
-        try:
-            terms.append(read_term(texts[-1], origins[-1]))
-        except TemplateError as e:
-            raise RuleError(e.what, where=e.where, hint=e.hint) from None
-    return _Side(tuple(terms), tuple(texts), tuple(origins))
+def _side(node: YamlNode) -> _Side:
+    nodes = node.items() if node.is_list else [node]
+    if not nodes:
+        raise node.error(f"expected {TermText.WHAT}")
+    texts = tuple(map(TermText.of, nodes))
+    return _Side(tuple(text.term() for text in texts), texts)
 
 
 class _Direction:
     """Compiles one direction: the pattern to atoms, the replacement to actions and wants."""
 
-    def __init__(self, path: Path, fields: Mapping[str, Any], pattern: _Side, made: _Side) -> None:
-        self.path, self.fields, self.pattern, self.made = path, fields, pattern, made
+    def __init__(self, entry: Mapping[str, YamlNode], pattern: _Side, made: _Side) -> None:
+        self.entry, self.pattern, self.made = entry, pattern, made
         self.atoms: list[str] = []
         self.given: dict[str, Apply] = {}  # label -> the application that it names
         self.classes: dict[
@@ -335,34 +258,36 @@ class _Direction:
         self.guards: list[Expression] = []
         self.let: dict[str, Expression] = {}
         self.wants: dict[str, Want] = {}
-        self.at = (0, 0)
+        self.text = pattern.texts[0]  # that of the term at hand
         labels = {a.label for side in (pattern, made) for t in side.terms for a in applications(t)}
         self.taken = labels | {v.name for t in pattern.terms for v in tensors(t)}
 
     def compiled(self) -> Compiled:
-        roots = [self._match(k) for k in range(len(self.pattern.terms))]
+        roots = []
+        for term, text in zip(self.pattern.terms, self.pattern.texts, strict=True):
+            self.text = text
+            roots.append(self._match(term))
         if len(self.given) > MOST_GIVEN:
-            raise self._fault(self.pattern, 0, 0, f"more than {MOST_GIVEN} kernels in a pattern")
-        for name, value in read_mapping(self.path, self.fields.get("let")):
+            self.text = self.pattern.texts[0]
+            raise self._here(0, f"more than {MOST_GIVEN} kernels in a pattern")
+        for name, expression in read_expressions(self.entry, "let").items():
             if name in self.let or name in self.given:
-                raise rule_error(self.path, value, f"{name!r} is a name of the pattern too")
-            self.let[name] = read_expression(self.path, value)
+                where = str(expression.origin)
+                raise RuleError(f"{name!r} is a name of the pattern too", where=where)
+            self.let[name] = expression
         actions = []
-        for k, root in enumerate(roots):
-            self.side, self.index = self.made, k
-            actions.append(f"(union {root} {self._make(self.made.terms[k])[0]})")
+        for root, term, text in zip(roots, self.made.terms, self.made.texts, strict=True):
+            self.text = text
+            actions.append(f"(union {root} {self._make(term)[0]})")
         self._order()
         self._dtypes()
-        self.guards += read_guard(self.path, self.fields.get("guard"))
+        self.guards += read_guard(self.entry)
         egg = f"(rule ({' '.join(self.atoms)})\n      ({' '.join(actions)}))\n"
         recipe = Recipe(tuple(self.given), tuple(self.guards), self.let, self.wants)
         return Compiled(egg, recipe)
 
-    def _fault(self, side: _Side, k: int, at: int, what: str, hint: str = "") -> TemplateError:
-        return side.origins[k].error(side.texts[k], at, what, hint)
-
     def _here(self, at: int, what: str, hint: str = "") -> TemplateError:
-        return self._fault(self.side, self.index, at, what, hint)
+        return self.text.fault(Fault(at, what, hint))
 
     def _fresh(self, stem: str) -> str:
         n = 1
@@ -372,14 +297,11 @@ class _Direction:
         return f"{stem}_{n}"
 
     def _parameter(self, text: str, at: int) -> Expression:
-        k = self.index
-        return checked(parameter(text, self.side.origins[k], self.side.texts[k], at))
+        return checked(Expression(text, self.text.origin.inside(self.text.text, at)))
 
     # The pattern
 
-    def _match(self, k: int) -> str:
-        self.side, self.index = self.pattern, k
-        term = self.pattern.terms[k]
+    def _match(self, term: Term) -> str:
         if not isinstance(term, Apply):
             raise self._here(term.at, "a pattern is a kernel on operands")
         return self._match_apply(term)
@@ -460,26 +382,24 @@ class _Direction:
 
     def _order(self) -> None:
         """Tensors that must come one after the other in the program: each pair is matched once."""
-        node = self.fields.get("order")
-        if node is None:
+        if "order" not in self.entry:
             return
-        names = [n.value for n in node.value] if isinstance(node, yaml.SequenceNode) else []
+        names = self.entry["order"].texts()
         missing = [n for n in names if n not in self.classes]
         if len(names) < 2 or missing:
-            raise rule_error(self.path, node, "`order` lists two or more tensors of the pattern")
+            raise self.entry["order"].error("`order` lists two or more tensors of the pattern")
         for name in names:
             self.atoms.append(f"(= at_{name} (order {self.classes[name]}))")
         for one, other in pairwise(names):
             self.atoms.append(f"(< at_{one} at_{other})")
 
     def _dtypes(self) -> None:
-        node = self.fields.get("dtype")
-        if node is None:
+        if "dtype" not in self.entry:
             return
-        word = str(node.value)
+        node = self.entry["dtype"]
+        word = node.text()
         if word not in DTYPES:
-            hint = f"It is one of {', '.join(DTYPES)}."
-            raise rule_error(self.path, node, f"dtype is {word!r}", hint)
+            raise node.error(f"dtype is {word!r}", f"It is one of {', '.join(DTYPES)}.")
         read = [
             f"${label}.{port}.dtype"
             for label, a in self.given.items()
@@ -488,7 +408,7 @@ class _Direction:
         text = f"equal([{', '.join(read)}])"
         if DTYPES[word]:
             text += f" and kind({read[0]}) in [{', '.join(DTYPES[word])}]"
-        self.guards.append(Expression(text, replace(origin_of(self.path, node), folded=True)))
+        self.guards.append(Expression(text, replace(Origin.of(node), folded=True)))
 
     # The replacement
 

@@ -200,9 +200,7 @@ def _key(rule: Rule) -> str:
 def _judges() -> str:
     found = hashlib.sha256()
     for folder in _FOLDERS:
-        kept = (
-            p for p in folder.rglob("*") if p.suffix in (".py", ".lark") or "templates" in p.parts
-        )
+        kept = (p for p in folder.rglob("*") if p.suffix == ".py" or "templates" in p.parts)
         for path in sorted(p for p in kept if p.is_file() and p.suffix != ".pyc"):
             found.update(path.name.encode())
             found.update(path.read_bytes())

@@ -6,16 +6,15 @@ a problem for the extractor alone, here or elsewhere, without the program.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tapestry_egg.atomic import write_atomic
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
 from tapestry_egg.machine.objectives import OBJECTIVES
+from tapestry_egg.packed import write_packed
 from tapestry_egg.pipeline import searches
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.settings import Settings
@@ -59,5 +58,4 @@ def problems_of(
 
 def save_problem(problem: Problem, name: str, path: Path) -> None:
     """Write a problem to a file, compressed where its name ends in `.gz`."""
-    data = json.dumps(problem_file.write(problem, name)).encode()
-    write_atomic(path, gzip.compress(data, mtime=0) if path.suffix == ".gz" else data)
+    write_packed(path, json.dumps(problem_file.write(problem, name)).encode())

@@ -12,7 +12,6 @@ are read as well.
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import re
@@ -25,12 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from tapestry_egg.atomic import write_atomic
 from tapestry_egg.collector import rarely_collected
 from tapestry_egg.errors import ExtractError, GraphError
 from tapestry_egg.extract.front.front import Front, audit
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.packed import read_unpacked
+from tapestry_egg.packed import read_unpacked, write_packed
 from tapestry_egg.plans.plan import CERTIFIED, Plan
 from tapestry_egg.printable import brief
 from tapestry_egg.rules.language.book import RuleBook
@@ -135,7 +133,7 @@ def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
         data = (_pretty(document, 2) + "\n").encode()
     except (msgspec.MsgspecError, OverflowError, UnicodeEncodeError, TypeError) as e:
         raise GraphError(f"cannot be written as JSON: {e}", where=str(path)) from e
-    write_atomic(path, gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    write_packed(path, data)
     plans = (obj,) if isinstance(obj, Plan) else obj.every if isinstance(obj, Front) else ()
     if plans and all(plan in CERTIFIED for plan in plans):
         if isinstance(obj, Front):

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 _PACKAGE = Path(__file__).parents[1]
 #: What the package is made of; other files in its folders change no plan.
-_SUFFIXES = frozenset((".py", ".yaml", ".csv", ".egg", ".lark"))
+_SUFFIXES = frozenset((".py", ".yaml", ".csv", ".egg"))
 
 
 def program_parts(program: Program) -> dict[str, str]:

@@ -55,6 +55,12 @@ def short_file(file: str) -> str:
     return file
 
 
+def is_called(file: str, asked: str) -> bool:
+    """Whether a file may be called so: either path is an end of the other."""
+    ends = f"/{file}".endswith(f"/{asked}") or f"/{asked}".endswith(f"/{file}")
+    return bool(file) and ends
+
+
 @cache
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()

@@ -9,15 +9,14 @@ schema is that of Tapestry's Loom, version 2024-01; `loom:Tensor` is short for t
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
 
-from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import GraphError
+from tapestry_egg.packed import write_packed
 from tapestry_egg.zspace import Projection, ZRange, ZSpaceError
 
 SCHEMA = "http://tensortapestry.org/schemas/loom/2024-01/"
@@ -245,5 +244,4 @@ def write_loom(graph: LoomGraph, path: str | Path) -> None:
 
     `te.load` reads it back.
     """
-    data = loom_text(graph).encode()
-    write_atomic(Path(path), gzip.compress(data, mtime=0) if str(path).endswith(".gz") else data)
+    write_packed(path, loom_text(graph).encode())

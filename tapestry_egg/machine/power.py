@@ -91,7 +91,7 @@ def read_power(table: Table, hbm_rate: float, link_rate: float) -> Power:
     busy = table.table("busy")
     idle, most = table.number("idle", zero=True), table.number("max")
     if idle > most:
-        raise table.error(f"power idle {idle:g} W is above max {most:g} W")
+        raise table.node.error(f"power idle {idle:g} W is above max {most:g} W")
     found = Power(
         idle_watts=idle,
         max_watts=most,
@@ -118,12 +118,12 @@ def read_clock(table: Table) -> Clock:
     )
     table.finish()
     if not found.least_mhz <= found.mhz <= found.most_mhz or found.ridge_mhz >= found.mhz:
-        raise table.error("least, ridge, mhz and most are not in this order")
+        raise table.node.error("least, ridge, mhz and most are not in this order")
     return found
 
 
 def read_price(table: Table) -> Price:
     """The key `price` of a target file."""
-    found = Price(table.number("dollars_per_hour"), table.text("source"), table.text("as_of"))
+    found = Price(table.number("dollars_per_hour"), table["source"].text(), table["as_of"].text())
     table.finish()
     return found

@@ -17,7 +17,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.tables.collectives import collective_table
 from tapestry_egg.machine.tables.files import TableFile
 from tapestry_egg.machine.tables.matmuls import matmul_table
-from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
+from tapestry_egg.yaml_nodes import YamlNode, compose_yaml_text, read_yaml_text
 
 from .caches import Caches
 from .compiler_choices import Combiner, FusionCosts
@@ -422,92 +422,78 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     node = compose_yaml_text(text, TargetError, file)
     if node is None:
         raise TargetError("the file is empty", where=file)
-    top = Table(node, file, "the file")
+    top = Table(node)
     slowdown: float | None = None
-    if "overlap" in top.keys():
+    if "overlap" in top:
         overlap = top.table("overlap")
         slowdown = overlap.number("slowdown", zero=True, most=1)
         overlap.finish()
 
-    peak, vector = top.table("peak"), top.table("vector")
-    more = [top.table(k) if k in top.keys() else None for k in ("sustained", "attained")]
-    rates = [tuple((k, t.number(k)) for k in t.keys()) if t else () for t in (peak, vector, *more)]
-    if "float32" not in vector.keys():
-        raise vector.error("vector has no entry float32")
-    operands: tuple[tuple[str, str], ...] = ()
-    if "operands" in top.keys():
-        read_as = top.table("operands")
-        operands = tuple((k, read_as.text(k)) for k in read_as.keys())
+    def pairs(key: str) -> Iterator[tuple[str, YamlNode]]:
+        return iter(top[key].mapping().items() if key in top else ())
+
+    peak, vector, sustained, attained = (
+        tuple((name, node.number()) for name, node in pairs(key))
+        for key in ("peak", "vector", "sustained", "attained")
+    )
+    if "float32" not in dict(vector):
+        raise top["vector"].error("vector has no entry float32")
     combiner = top.given("combiner", Combiner)
     if combiner is not None:
         combiner.check(file)
-    step = top.number("step_seconds", zero=True) if "step_seconds" in top.keys() else 0.0
-    flags = ("epilogues", "slices", "reserves")
-    epilogues, slices, reserves = [k in top.keys() and top.flag(k) for k in flags]
-    rows = int(top.number("rows")) if "rows" in top.keys() else 0
     hbm = top.table("hbm")
-    shared = "shared" in hbm.keys() and hbm.flag("shared")
     usable = hbm.number("bytes") - hbm.number("reserved_bytes", zero=True)
     if usable <= 0:
-        raise hbm.error("nothing is left of hbm after reserved_bytes")
+        raise hbm.node.error("nothing is left of hbm after reserved_bytes")
     efficiency = top.table("efficiency")
     target_levels = tuple(read_level(t) for t in top.tables("levels"))
     if not target_levels:
-        raise top.error("levels is empty")
+        raise node.error("levels is empty")
     if any(level.kind == "torus" for level in target_levels[1:]):
-        raise top.error("only the innermost level can be a torus")
-    name, title, retrieved = [top.text(k) for k in ("name", "title", "retrieved")]
-    sources, flops_efficiency = top.texts("sources"), efficiency.number("flops", most=1)
-    hbm_rate = hbm.number("bytes_per_second") * efficiency.number("hbm", most=1)
-    launch = top.number("launch_seconds", zero=True)
+        raise node.error("only the innermost level can be a torus")
     full_links = published_link_rate(top.tables("levels"))
-    power = read_power(top.table("power"), hbm.number("bytes_per_second"), full_links)
-    clock = read_clock(top.table("clock")) if "clock" in top.keys() else None
-    price = read_price(top.table("price")) if "price" in top.keys() else None
     matmuls = collectives = None
     speed = 1.0
-    if "tables" in top.keys():
+    if "tables" in top:
         tables = top.table("tables")
         matmuls, collectives = [tables.file(k, folder) for k in ("matmuls", "collectives")]
-        if "matmul_speed" in tables.keys():
-            speed = tables.number("matmul_speed")
+        speed = tables.number("matmul_speed", 1.0)
         tables.finish()
-    for table in (hbm, efficiency):
-        table.finish()
     found = Target(
-        name=name,
+        name=top["name"].text(),
         shape=shape,
         hbm_bytes=int(usable),
-        hbm_bytes_per_second=hbm_rate,
-        peak=rates[0],
-        vector=rates[1],
-        sustained=rates[2],
-        attained=rates[3],
-        flops_efficiency=flops_efficiency,
-        launch_seconds=launch,
-        power=power,
+        hbm_bytes_per_second=hbm.number("bytes_per_second") * efficiency.number("hbm", most=1),
+        peak=peak,
+        vector=vector,
+        sustained=sustained,
+        attained=attained,
+        flops_efficiency=efficiency.number("flops", most=1),
+        launch_seconds=top.number("launch_seconds", zero=True),
+        power=read_power(top.table("power"), hbm.number("bytes_per_second"), full_links),
         levels=target_levels,
-        title=title,
-        sources=sources,
-        retrieved=retrieved,
-        shared_memory=shared,
+        title=top["title"].text(),
+        sources=top["sources"].texts(),
+        retrieved=top["retrieved"].text(),
+        shared_memory=hbm.flag("shared"),
         overlap_slowdown=slowdown,
-        clock=clock,
-        price=price,
+        clock=read_clock(top.table("clock")) if "clock" in top else None,
+        price=read_price(top.table("price")) if "price" in top else None,
         matmuls=_checked("matmuls", matmuls),
         matmul_speed=speed,
         collectives=_checked("collectives", collectives),
-        operands=operands,
+        operands=tuple((name, node.text()) for name, node in pairs("operands")),
         split_k=top.given("split_k", SplitK),
         fusing=top.given("fusing", FusionCosts),
-        step_seconds=step,
+        step_seconds=top.number("step_seconds", 0.0, zero=True),
         caches=top.given("caches", Caches),
         combiner=combiner,
         tiles=top.given("tiles", Tiles),
-        epilogues=epilogues,
-        rows=rows,
-        slices=slices,
-        reserves=reserves,
+        epilogues=top.flag("epilogues"),
+        rows=int(top.number("rows", 0)),
+        slices=top.flag("slices"),
+        reserves=top.flag("reserves"),
     )
-    top.finish()
+    for table in (hbm, efficiency, top):
+        table.finish()
     return found

@@ -275,47 +275,51 @@ def _torus_span(
 def published_link_rate(levels: Iterable[Table]) -> float:
     """Bytes per second that a device sends with all links of the innermost level, as published."""
     inner = next(iter(levels))
-    rank = len(inner.integers("max")) if inner.text("kind") == "torus" else 1
-    return inner.number("bytes_per_second") * (2 * rank if inner.text("kind") == "torus" else 1)
+    links = 2 * len(_sizes(inner)) if inner["kind"].text() == "torus" else 1
+    return inner.number("bytes_per_second") * links
+
+
+def _sizes(level: Table) -> tuple[int, ...]:
+    """The most devices along each dim of a level; empty where nothing is said of it."""
+    sizes = level["max"].items() if "max" in level else ()
+    return tuple(int(n.number(whole=True)) for n in sizes)
 
 
 def read_level(table: Table) -> Level:
     """A level as a target's file gives it. Raises TargetError, with the place."""
-    kind = table.text("kind")
+    kind = table["kind"].text()
     if kind not in ("switch", "torus"):
-        raise table.error(f"level kind {kind!r} is neither switch nor torus")
-    most = table.integers("max") if "max" in table.keys() else ()
+        raise table.node.error(f"level kind {kind!r} is neither switch nor torus")
+    most = _sizes(table)
     if len(most) != 1 and (kind == "torus") != (len(most) > 1):
-        raise table.error(f"max {list(most)} does not fit a {kind}")
+        raise table.node.error(f"max {list(most)} does not fit a {kind}")
     multiple, every = 0, False
-    if "wrap" in table.keys():
+    if "wrap" in table:
         if kind != "torus":
-            raise table.error("only a torus has a wrap")
+            raise table.node.error("only a torus has a wrap")
         wrap = table.table("wrap")
         multiple, every = int(wrap.number("multiple", whole=True)), wrap.flag("every_dim")
         wrap.finish()
-
-    def known(name: str) -> float:
-        return table.number(name, zero=True) if name in table.keys() else 0.0
-
     level = Level(
-        table.text("name"),
+        table["name"].text(),
         cast(Literal["switch", "torus"], kind),
         table.number("bytes_per_second") * table.number("efficiency", most=1),
         table.number("latency_seconds", zero=True),
         most,
         multiple,
         every,
-        known("base_seconds"),
-        known("ring_seconds"),
-        known("tree_bytes_per_second"),
-        known("message_seconds"),
+        table.number("base_seconds", 0.0, zero=True),
+        table.number("ring_seconds", 0.0, zero=True),
+        table.number("tree_bytes_per_second", 0.0, zero=True),
+        table.number("message_seconds", 0.0, zero=True),
     )
     figures = level.ring_seconds, level.tree_bytes_per_second, level.message_seconds
     if kind == "torus" and any(figures):
-        raise table.error("only a switch has figures of rings through all devices, trees, messages")
+        raise table.node.error(
+            "only a switch has figures of rings through all devices, trees, messages"
+        )
     if level.tree_bytes_per_second and not level.ring_seconds:
-        raise table.error(
+        raise table.node.error(
             "tree_bytes_per_second without ring_seconds, which trees are held against"
         )
     table.finish()

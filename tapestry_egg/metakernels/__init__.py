@@ -10,7 +10,7 @@ kernels NAME --shape 8,16`.
 * `signatures` holds what it answers, and `splits` says which cuts of the index space are legal, and
   what each does to every tensor;
 * `language` reads templates: YAML to `template`, with the expression language, its grammar
-  `language/template.lark`, shape patterns and projections;
+  (`language/parser.py`), shape patterns and projections;
 * applying: `binding` matches operands, `index_space` and `instantiate` make the signature.
 """
 

@@ -7,17 +7,15 @@ Users add files of their own; those are admitted only if their laws hold (`laws.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-import yaml
+from tapestry_egg.formulas import Formula
+from tapestry_egg.yaml_nodes import YamlNode, compose_yaml
 
-from tapestry_egg.yaml_nodes import compose_yaml
-
-from .formula import MESH_FUNCTIONS, Formula, MonoidError, parse_formula
+from .formula import MESH_FUNCTIONS, MonoidError, parse_formula
 
 KINDS = ("bool", "int", "uint", "float", "complex")
 _CONSTANTS = frozenset(("lowest", "highest", "bits"))
@@ -160,75 +158,19 @@ def read_monoids(path: Path) -> tuple[Monoid, ...]:
     root = compose_yaml(path, MonoidError)
     if root is None:
         return ()
-    found: dict[str, Monoid] = {}
-    for name, entry in _Entry(root, path.name).items():
-        if name in found:
-            raise entry.error(f"there are two monoids {name!r}")
-        found[name] = _monoid(name, entry)
-    return tuple(found.values())
+    return tuple(_monoid(name, node) for name, node in root.mapping().items())
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """A YAML node with its file, read piece by piece so that every fault has its place."""
-
-    node: Any
-    file: str
-
-    @property
-    def where(self) -> str:
-        mark = self.node.start_mark
-        return f"{self.file}:{mark.line + 1}:{mark.column + 1}"
-
-    def error(self, what: str, hint: str = "") -> MonoidError:
-        return MonoidError(what, where=self.where, hint=hint)
-
-    def items(self) -> Iterator[tuple[str, _Entry]]:
-        if not isinstance(self.node, yaml.MappingNode):
-            raise self.error("expected names with values")
-        for key, value in self.node.value:
-            if not isinstance(key, yaml.ScalarNode):
-                raise _Entry(key, self.file).error("expected a name")
-            yield key.value, _Entry(value, self.file)
-
-    def fields(self, *known: str) -> dict[str, _Entry]:
-        out = {}
-        for name, entry in self.items():
-            if name not in known:
-                raise entry.error(f"unknown field {name!r}", f"Fields are {', '.join(known)}.")
-            if name in out:
-                raise entry.error(f"{name!r} is given twice")
-            out[name] = entry
-        return out
-
-    def text(self) -> str:
-        if not isinstance(self.node, yaml.ScalarNode):
-            raise self.error("expected a text")
-        return str(self.node.value)
-
-    def words(self, allowed: tuple[str, ...]) -> tuple[str, ...]:
-        if not isinstance(self.node, yaml.SequenceNode):
-            raise self.error("expected a list")
-        words = tuple(_Entry(n, self.file).text() for n in self.node.value)
-        for word in words:
-            if word not in allowed:
-                raise self.error(f"{word!r} is none of {', '.join(allowed)}")
-        return words
+_REQUIRED = ("law", "element", "state", "wrap", "combine", "zero", "unwrap")
+_OPTIONAL = ("let", "exact", "commutative", "mesh")
+#: What `mesh` says beside formulas.
+_BESIDE = ("let", "kinds")
 
 
-_FIELDS = (
-    *("law", "element", "state", "wrap", "combine", "let", "zero", "unwrap", "exact"),
-    *("commutative", "mesh"),
-)
-
-
-def _monoid(name: str, entry: _Entry) -> Monoid:
-    given = entry.fields(*_FIELDS)
-    for field in ("law", "element", "state", "wrap", "combine", "zero", "unwrap"):
-        if field not in given:
-            raise entry.error(f"monoid {name!r} lacks {field!r}")
-    element = tuple(_part(n, e, "kinds") for n, e in given["element"].items())
-    state = tuple(_part(n, e, "dtype") for n, e in given["state"].items())
+def _monoid(name: str, entry: YamlNode) -> Monoid:
+    given = entry.fields(f"monoid {name!r}", _REQUIRED, _OPTIONAL)
+    element = tuple(_part(n, e, "kinds") for n, e in given["element"].mapping().items())
+    state = tuple(_part(n, e, "dtype") for n, e in given["state"].mapping().items())
     if not element or not state:
         raise entry.error(f"monoid {name!r} has no element or no state")
     of = frozenset(p.name for p in element)
@@ -251,9 +193,6 @@ def _monoid(name: str, entry: _Entry) -> Monoid:
             _check_dims(part, formulas[part.name], {**sizes, **_of_terms(terms, sizes)}, entry)
     for part in result:
         _check_dims(part, unwrap[part.name], kept, entry)
-    commutative = given["commutative"].text() if "commutative" in given else "true"
-    if commutative not in ("true", "false"):
-        raise given["commutative"].error("expected true or false")
     return Monoid(
         name=name,
         law=given["law"].text(),
@@ -265,24 +204,30 @@ def _monoid(name: str, entry: _Entry) -> Monoid:
         zero=zero,
         unwrap=unwrap,
         terms=terms,
-        exact=given["exact"].words(KINDS) if "exact" in given else (),
-        commutative=commutative == "true",
+        exact=_kinds(given["exact"]) if "exact" in given else (),
+        commutative=given["commutative"].flag() if "commutative" in given else True,
         mesh=mesh,
         where=entry.where,
     )
 
 
-def _part(name: str, entry: _Entry, needed: str) -> Part:
-    given = entry.fields(needed, "shape")
-    if needed not in given:
-        raise entry.error(f"{name!r} lacks {needed!r}")
+def _part(name: str, entry: YamlNode, needed: str) -> Part:
+    given = entry.fields(f"part {name!r}", (needed,), ("shape",))
     trailing = _trailing(given["shape"]) if "shape" in given else ()
     if needed == "kinds":
-        return Part(name, "", trailing, given["kinds"].words(KINDS))
+        return Part(name, "", trailing, _kinds(given["kinds"]))
     return Part(name, given["dtype"].text(), trailing)
 
 
-def _trailing(entry: _Entry) -> tuple[str, ...]:
+def _kinds(entry: YamlNode) -> tuple[str, ...]:
+    kinds = entry.texts()
+    for kind in kinds:
+        if kind not in KINDS:
+            raise entry.error(f"{kind!r} is none of {', '.join(KINDS)}")
+    return kinds
+
+
+def _trailing(entry: YamlNode) -> tuple[str, ...]:
     inside = entry.text().strip()
     names = [w.strip() for w in inside.removeprefix("[").removesuffix("]").split(",")]
     if not (inside[:1] == "[" and inside[-1:] == "]" and names[0] == "..."):
@@ -292,7 +237,7 @@ def _trailing(entry: _Entry) -> tuple[str, ...]:
     return tuple(names[1:])
 
 
-def _check_dtype(part: Part, element: frozenset[str], entry: _Entry) -> None:
+def _check_dtype(part: Part, element: frozenset[str], entry: YamlNode) -> None:
     from tapestry_egg.graph.arrays import is_dtype
 
     if part.dtype not in element and not is_dtype(part.dtype):
@@ -300,16 +245,20 @@ def _check_dtype(part: Part, element: frozenset[str], entry: _Entry) -> None:
 
 
 def _formulas(
-    entry: _Entry,
+    entry: YamlNode,
     names: frozenset[str],
     parts: frozenset[str] | None = None,
     *,
     functions: Mapping[str, int] | None = None,
     chain: bool = False,
+    beside: Sequence[str] = (),
 ) -> dict[str, Formula]:
-    """Formulas by part. With `chain`, each may use the names of those before it."""
+    """Formulas by part, without what stands `beside` them. With `chain`, each may use the names of
+    those before it."""
     out: dict[str, Formula] = {}
-    for name, text in entry.items():
+    for name, text in entry.mapping().items():
+        if name in beside:
+            continue
         if parts is not None and name not in parts:
             raise text.error(f"there is no part {name!r}", f"Parts are {', '.join(sorted(parts))}.")
         formula = parse_formula(text.text(), text.where)
@@ -327,7 +276,7 @@ def _formulas(
 
 
 def _unwrap(
-    entry: _Entry, element: tuple[Part, ...], state: tuple[Part, ...]
+    entry: YamlNode, element: tuple[Part, ...], state: tuple[Part, ...]
 ) -> tuple[tuple[Part, ...], dict[str, Formula]]:
     """The parts of the result and their formulas; `{is, shape, dtype}` where one is not plain.
 
@@ -335,12 +284,10 @@ def _unwrap(
     """
     kept = {p.name: p.dtype for p in state}
     result, formulas = [], {}
-    for name, text in entry.items():
+    for name, text in entry.mapping().items():
         given = {"is": text}
-        if isinstance(text.node, yaml.MappingNode):
-            given = text.fields("is", "shape", "dtype")
-            if "is" not in given:
-                raise text.error(f"{name!r} lacks 'is'")
+        if text.is_mapping:
+            given = text.fields(f"result {name!r}", ("is",), ("shape", "dtype"))
         made = given["is"]
         formula = parse_formula(made.text(), made.where)
         for unknown in sorted(formula.names - set(kept)):
@@ -358,23 +305,12 @@ def _unwrap(
     return tuple(result), formulas
 
 
-def _mesh(entry: _Entry, parts: frozenset[str], kinds: tuple[str, ...]) -> MeshForm:
-    terms: dict[str, Formula] = {}
-    rest = []
-    for name, value in entry.items():
-        if name == "let":
-            terms = _formulas(value, parts, functions=MESH_FUNCTIONS, chain=True)
-        elif name == "kinds":
-            kinds = value.words(KINDS)
-        else:
-            rest.append(name)
-    node = yaml.MappingNode(
-        entry.node.tag,
-        [(k, v) for k, v in entry.node.value if k.value in rest],
-        entry.node.start_mark,
-    )
-    names = parts | set(terms)
-    formulas = _formulas(_Entry(node, entry.file), names, parts, functions=MESH_FUNCTIONS)
+def _mesh(entry: YamlNode, parts: frozenset[str], kinds: tuple[str, ...]) -> MeshForm:
+    given = entry.mapping()
+    let, own = given.get("let"), given.get("kinds")
+    terms = _formulas(let, parts, functions=MESH_FUNCTIONS, chain=True) if let else {}
+    formulas = _formulas(entry, parts | set(terms), parts, functions=MESH_FUNCTIONS, beside=_BESIDE)
+    kinds = _kinds(own) if own else kinds
     return MeshForm(formulas, terms, kinds)
 
 
@@ -389,7 +325,7 @@ def _of_terms(
 
 
 def _check_dims(
-    part: Part, formula: Formula, sizes: Mapping[str, tuple[str, ...]], entry: _Entry
+    part: Part, formula: Formula, sizes: Mapping[str, tuple[str, ...]], entry: YamlNode
 ) -> None:
     for name in sorted(formula.names):
         own = sizes.get(name, ())

@@ -14,8 +14,10 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from tapestry_egg.formulas import Arithmetic, Formula
+
 from .definition import Monoid, Part
-from .formula import Arithmetic, Formula, MonoidError, arithmetic
+from .formula import MonoidError, arithmetic
 
 State = dict[str, Any]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -10,6 +10,8 @@ from tapestry_egg.columns import columns, percent, short_places
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
 
+#: What parts have amounts of.
+AMOUNTS = ("count", "flops", "hbm_bytes", "wire_bytes", "seconds", "hidden", "joules")
 #: What tables can be by.
 KEYS = ("kernel", "collective", "layer", "line")
 
@@ -121,21 +123,21 @@ def cost_table(parts: Sequence[CostPart], by: str, where: str = "") -> CostTable
     return CostTable(by, tuple(sorted(rows, key=lambda r: (-r.seconds, r.name))), tuple(parts))
 
 
+def totals(parts: Iterable[CostPart]) -> dict[str, float]:
+    """The sums of all amounts of some parts, by their names."""
+    some = list(parts)
+    return {name: float(sum(getattr(p, name) for p in some)) for name in AMOUNTS}
+
+
 def _row(name: str, group: Sequence[CostPart], whole: float) -> CostRow:
     bounds: dict[str, float] = {}
     for p in group:
         bounds[p.bound] = bounds.get(p.bound, 0.0) + p.seconds
-    seconds, hidden = sum(p.seconds for p in group), sum(p.hidden for p in group)
+    sums = totals(group)
     return CostRow(
         name=name,
-        count=sum(p.count for p in group),
-        flops=sum(p.flops for p in group),
-        hbm_bytes=sum(p.hbm_bytes for p in group),
-        wire_bytes=sum(p.wire_bytes for p in group),
-        seconds=seconds,
-        exposed=seconds - hidden,
-        hidden=hidden,
-        joules=sum(p.joules for p in group),
-        share=seconds / whole if whole else 0.0,
+        exposed=sums["seconds"] - sums["hidden"],
+        share=sums["seconds"] / whole if whole else 0.0,
+        **sums,
         bound=max(bounds, key=lambda k: (bounds[k], k)),
     )

@@ -21,7 +21,7 @@ from tapestry_egg.errors import GraphError, TapestryError
 from tapestry_egg.graph.blockgraph import REGIONS_SAID, BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
-from tapestry_egg.zspace import ZRange, cover_fault
+from tapestry_egg.zspace import ZRange, cover_fault, has_gaps
 
 from .call import Array, numpy_dtype, zero
 from .kernels import reference
@@ -180,24 +180,14 @@ def without_gaps(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]
     for p, projection in enumerate((*signature.inputs, *signature.outputs)):
         skipped = signature.skips[p] if p < len(signature.skips) else ()
         for k, (row, size) in enumerate(zip(projection.matrix, projection.shape, strict=True)):
-            whole = k in skipped or _gaps(row, size, signature.extents)
-            if not whole and _gaps(row, size, box.shape):
+            whole = k in skipped or has_gaps(row, size, signature.extents)
+            if not whole and has_gaps(row, size, box.shape):
                 moving = [d for d, n in enumerate(box.shape) if n > 1]
                 widest = max(moving, key=lambda d: abs(row[d]))
                 for part in box.split(widest, 1):
                     yield from without_gaps(signature, part)
                 return
     yield box
-
-
-def _gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:
-    """Whether intervals of a size at row · i, for all points i, leave elements between them out."""
-    reached = size
-    for stride, n in sorted((abs(a), n) for a, n in zip(row, extents, strict=True) if a and n > 1):
-        if stride > reached:
-            return True
-        reached += stride * (n - 1)
-    return False
 
 
 def _slices(box: ZRange) -> tuple[Any, ...]:

@@ -60,9 +60,9 @@ def page_data(
     """All that the page shows, as plain data; amounts are in base units, texts by number in
     `texts`; of plans that ran, by name, how; `kind` says what is no plan of the front."""
     page = _Page(front)
-    own = [front.original] if front.original else []
-    plans = [*front.plans, *own, *baselines]
-    kinds = [""] * len(front.plans) + ["as given"] * len(own) + ["baseline"] * len(baselines)
+    plans = [*front.every, *baselines]
+    kinds = ["as given" if p is front.original else "" for p in front.every]
+    kinds += ["baseline"] * len(baselines)
     page.laws = _laws(plans)
     ran = {name: run.data() for name, run in (runs or {}).items()}
     return {

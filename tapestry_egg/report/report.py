@@ -100,15 +100,10 @@ def _json(data: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _all(front: Front) -> tuple[Plan, ...]:
-    """The plans of the front, and what the user's own shardings lead to."""
-    return (*front.plans, *([front.original] if front.original else []))
-
-
 def _table(front: Front, baselines: Sequence[Plan]) -> str:
     heads = ["plan", "mesh", *(o.column for o in COSTS), "gap"]
     rows = [f"<tr>{''.join(f'<th>{word}</th>' for word in heads)}</tr>"]
-    for row, plan in enumerate((*_all(front), *baselines)):
+    for row, plan in enumerate((*front.every, *baselines)):
         name = _escape(plan.name)
         marks = {PEAK_BYTES.name: "" if front.fits(plan) else " !"}
         cells = [

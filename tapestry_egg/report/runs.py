@@ -49,7 +49,7 @@ def load_runs(front: Front, paths: Iterable[str | Path]) -> dict[str, Run]:
 
     Raises PlanError for a file that holds none, or one of another plan than the front has.
     """
-    plans = {p.name: p for p in (*front.plans, *([front.original] if front.original else []))}
+    plans = {p.name: p for p in front.every}
     found: dict[str, Run] = {}
     for path in paths:
         try:
@@ -82,7 +82,7 @@ def baselines(front: Front, named: Iterable[tuple[str, Plan | Front]]) -> Iterat
     one is for another machine, takes other arguments, or has a name that is taken.
     """
     own = front.plans[0]
-    taken = {p.name for p in (*front.plans, *([front.original] if front.original else []))}
+    taken = {p.name for p in front.every}
     for name, found in named:
         plan = found.plans[0] if isinstance(found, Front) else found
         if name in taken or not name:

@@ -225,7 +225,7 @@ def updates(program: FlatProgram) -> Mapping[FlatId, int]:
                 todo += made.inputs
             elif not made.port and made.signature.fusion in ("view", "loop"):
                 todo += [w for w in made.inputs if _elements(program, w) == _elements(program, v)]
-    made_of = _made_of(program)
+    made_of = inputs_of(program)
     ends = {values[graph.outputs[j]]: i for j, i in program.feedback.items()}
     found: dict[FlatId, int] = {}
     for v, leaves in reached.items():
@@ -241,7 +241,7 @@ def _elements(program: FlatProgram, v: FlatId) -> int:
     return program.types[v].size
 
 
-def _made_of(program: FlatProgram) -> Mapping[FlatId, int]:
+def inputs_of(program: FlatProgram) -> Mapping[FlatId, int]:
     """Value -> the inputs of the program that it is made of, a bit for each."""
     graph, values = program.bodies[0].graph, program.bodies[0].values
     bits = {values[v]: 1 << i for i, v in enumerate(graph.inputs)}

@@ -13,6 +13,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from tapestry_egg.columns import starred
 from tapestry_egg.graph.blockgraph import BlockGraph
@@ -22,6 +23,8 @@ from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import BodyPlan, Plan, parts_of_batch
 from tapestry_egg.rewrite.recomputation.second_places import count_twice
 from tapestry_egg.schedule.flatten import FlatProgram, Instance, flatten
+
+from .account import inputs_of
 
 #: Shares below this are not worth a word, and above its complement all there is.
 _FEW = 0.1
@@ -199,20 +202,8 @@ class _Sources:
         self.program = program
         self.inputs = program.bodies[0].graph.inputs
         self.maker = {v: instance for instance in program.instances for v in instance.outputs}
-        values = program.bodies[0].values
-        self.of: list[frozenset[int]] = [frozenset()] * len(program.types)
-        entering = {values[v]: i for i, v in enumerate(self.inputs)}
-        changed = True
-        while changed:  # loops carry what they have made into their next run
-            changed = False
-            for instance in program.instances:
-                if instance.port in ("input", "state", "constant"):
-                    for v in instance.outputs:
-                        changed |= self._add(v, {entering[v]} if v in entering else set())
-                    continue
-                found = {i for v in instance.inputs for i in self.of[v]}
-                for v in instance.outputs:
-                    changed |= self._add(v, found)
+        made_of = inputs_of(program)
+        self.of = [_numbers(made_of.get(FlatId(v), 0)) for v in range(len(program.types))]
         self.state = frozenset(state) or frozenset(self._guessed())
         self.data = [bool(of - self.state) for of in self.of]
         read = [self.product(instance) for instance in program.instances]
@@ -265,11 +256,6 @@ class _Sources:
         assert dims is not None
         return self.of[instance.inputs[dims.rhs if p == dims.lhs else dims.lhs]]
 
-    def _add(self, v: int, found: set[int]) -> bool:
-        before = len(self.of[v])
-        self.of[v] = self.of[v] | found
-        return len(self.of[v]) > before
-
     def _guessed(self) -> Iterator[int]:
         names = self.program.bodies[0].graph.input_names or ("",) * len(self.inputs)
         heads = [_ARGUMENT.sub(r"\1", name) or str(i) for i, name in enumerate(names)]
@@ -282,6 +268,12 @@ class _Sources:
             alone = [next(iter(of)) for of in (one, two) if len(of) == 1]
             if one != two and alone:
                 yield max(reversed(alone), key=lambda i: leaves[heads[i]])
+
+
+@cache
+def _numbers(bits: int) -> frozenset[int]:
+    """The places of the bits that are set."""
+    return frozenset(i for i in range(bits.bit_length()) if bits >> i & 1)
 
 
 def _use(plan: Plan, a: int, tally: _Tally, sources: _Sources) -> AxisUse:

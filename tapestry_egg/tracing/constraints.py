@@ -26,6 +26,8 @@ from tapestry_egg.machine.mesh_contract import MeshContract
 from tapestry_egg.metakernels import registry
 
 KERNEL = "sharding_constraint"
+#: Per dim the names of the axes that cut it; None: it is free.
+NamedDims = tuple[tuple[str, ...] | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,23 @@ class Wanted:
 
     dims: tuple[tuple[int, ...] | None, ...]
     spoken: frozenset[int] | None = None
+
+    @staticmethod
+    def on(
+        dims: NamedDims,
+        axes: Sequence[str] | None,
+        mesh: MeshShape,
+        contract: MeshContract | None,
+    ) -> Wanted | None:
+        """What named axes per dim want on a plan's mesh, looking at `axes` only (None: at all);
+        None where the mesh cannot tell the axes."""
+        own = contract or MeshContract(mesh.names, mesh.sizes)
+        found = [None if d is None else own.resolve(d, mesh) for d in dims]
+        about = None if axes is None else [own.resolve((a,), mesh) for a in axes]
+        if found.count(None) > dims.count(None) or (about is not None and None in about):
+            return None
+        spoken = None if about is None else frozenset(a for own in about for a in own or ())
+        return Wanted(tuple(found), spoken)
 
     def holds(self, layout: Layout) -> bool:
         if layout.partial:
@@ -57,7 +76,7 @@ class Wanted:
 class Constraint:
     """A request in the words of the mesh that it is about."""
 
-    dims: tuple[tuple[str, ...] | None, ...]
+    dims: NamedDims
     mesh: MeshContract
     axes: tuple[str, ...] | None = None
 
@@ -87,8 +106,13 @@ class Constraint:
         return _wanted(self, shape, mesh, contract)
 
     def __str__(self) -> str:
-        words = ("*" if d is None else "·".join(d) or "." for d in self.dims)
-        return f"[{', '.join(words)}]"
+        return shown(self.dims)
+
+
+def shown(dims: NamedDims) -> str:
+    """Named axes per dim as text: `[x·y, ., *]`."""
+    words = ("*" if d is None else "·".join(d) or "." for d in dims)
+    return f"[{', '.join(words)}]"
 
 
 @lru_cache(maxsize=4096)
@@ -101,20 +125,8 @@ def _wanted(
     own = contract or MeshContract(mesh.names, mesh.sizes)
     if own.size != {**own.size, **constraint.mesh.size}:
         return None  # other axes, or the same names of other sizes
-    dims: list[tuple[int, ...] | None] = []
-    for d in constraint.dims:
-        axes = None if d is None else own.resolve(d, mesh)
-        if d is not None and axes is None:
-            return None
-        dims.append(axes)
-    spoken = None
-    if constraint.axes is not None:
-        found = [own.resolve((a,), mesh) for a in constraint.axes]
-        if any(f is None for f in found):
-            return None
-        spoken = frozenset(a for f in found for a in f or ())
-    wanted = Wanted(tuple(dims), spoken)
-    return wanted if wanted.least.divides(shape, mesh) else None
+    wanted = Wanted.on(constraint.dims, constraint.axes, mesh, contract)
+    return wanted if wanted is not None and wanted.least.divides(shape, mesh) else None
 
 
 def constraint_of(sharding: Any, rank: int, explicit: bool = False) -> Constraint | None:
@@ -200,7 +212,7 @@ def contract_of(mesh: Any) -> MeshContract:
     return MeshContract(tuple(map(str, shape)), tuple(int(n) for n in shape.values()))
 
 
-def spec_dims(spec: Any, rank: int) -> tuple[tuple[str, ...] | None, ...]:
+def spec_dims(spec: Any, rank: int) -> NamedDims:
     """The axes per dim of a PartitionSpec; None for dims that it leaves unconstrained. Raises
     UnplannedError for one about partial sums."""
     from jax.sharding import PartitionSpec

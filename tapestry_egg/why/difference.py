@@ -9,7 +9,7 @@ from typing import Any
 
 from tapestry_egg.columns import columns, shortened, told_once, wrapped
 from tapestry_egg.machine.objectives import COSTS
-from tapestry_egg.plans.cost_table import CostPart
+from tapestry_egg.plans.cost_table import CostPart, totals
 from tapestry_egg.plans.peak import KINDS, Peak
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
@@ -348,12 +348,11 @@ def _parts(one: Sequence[CostPart], other: Sequence[CostPart]) -> tuple[Part, ..
     fields = ("seconds", "flops", "hbm_bytes", "wire_bytes", "joules")
 
     def summed(parts: Sequence[CostPart]) -> Mapping[tuple[str, str], list[float]]:
-        found: dict[tuple[str, str], list[float]] = {}
+        groups: dict[tuple[str, str], list[CostPart]] = {}
         for p in parts:
-            total = found.setdefault((p.kind, p.name), [0.0] * len(fields))
-            for k, name in enumerate(fields):
-                total[k] += getattr(p, name)
-        return found
+            groups.setdefault((p.kind, p.name), []).append(p)
+        sums = {key: totals(group) for key, group in groups.items()}
+        return {key: [total[name] for name in fields] for key, total in sums.items()}
 
     a, b = summed(one), summed(other)
     nothing = [0.0] * len(fields)

@@ -8,7 +8,8 @@ from typing import Any
 
 from tapestry_egg.columns import columns, percent, shortened, wrapped
 from tapestry_egg.errors import PlanError
-from tapestry_egg.plans.cost_table import CostPart
+from tapestry_egg.graph.sources import is_called
+from tapestry_egg.plans.cost_table import CostPart, totals
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES, ENERGY, OPERATIONS, TIME
@@ -122,7 +123,7 @@ def line_costs(plan: Plan, line: str | int) -> LineCosts:
         (b, k)
         for b, body in enumerate(account.program.bodies)
         for k, op in enumerate(body.graph.operations)
-        if str(op.source.line) == number and asked and _same_file(op.source.file, asked)
+        if str(op.source.line) == number and asked and is_called(op.source.file, asked)
     ]
     if not at:
         raise PlanError(
@@ -140,22 +141,16 @@ def line_costs(plan: Plan, line: str | int) -> LineCosts:
     every = sum(p.seconds for p in (*account.kernels, *account.copies))
     made = _at_peak(account, set(at))
     peak = float(max(account.found.profile, default=0.0))
-
-    def total(name: str) -> float:
-        return float(sum(getattr(p, name) for p in found))
+    sums = totals(found)
+    del sums["count"]
 
     return LineCosts(
         plan=plan.name,
         line=f"{account.paths[op.source.file]}:{number}",
         text=op.source.text,
         operations=len(at),
-        seconds=total("seconds"),
-        hidden=total("hidden"),
-        share=total("seconds") / every if every else 0.0,
-        flops=total("flops"),
-        hbm_bytes=total("hbm_bytes"),
-        wire_bytes=total("wire_bytes"),
-        joules=total("joules"),
+        share=sums["seconds"] / every if every else 0.0,
+        **sums,
         peak_bytes=made,
         peak_share=made / peak if peak else 0.0,
         parts=tuple(sorted(found, key=lambda p: -p.seconds)),
@@ -183,11 +178,6 @@ def _in_the_only_file(account: Account, line: str | int) -> str:
     return f"{files[0]}:{number}" if files else number
 
 
-def _same_file(file: str, asked: str) -> bool:
-    ends = f"/{file}".endswith(f"/{asked}") or f"/{asked}".endswith(f"/{file}")
-    return bool(file) and ends
-
-
 def _nearest(account: Account, asked: str, number: str) -> str:
     files = {f for f in account.paths if f}
     if not asked or not number.isdecimal():
@@ -196,7 +186,7 @@ def _nearest(account: Account, asked: str, number: str) -> str:
         op.source.line
         for body in account.program.bodies
         for op in body.graph.operations
-        if _same_file(op.source.file, asked)
+        if is_called(op.source.file, asked)
     }
     if not lines:
         return f"Files of the program are {', '.join(sorted(account.paths[f] for f in files)[:6])}."

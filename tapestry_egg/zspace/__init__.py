@@ -11,5 +11,6 @@ from __future__ import annotations
 from .cover import CoverFault as CoverFault
 from .cover import cover_fault as cover_fault
 from .projection import Projection as Projection
+from .projection import has_gaps as has_gaps
 from .zrange import ZRange as ZRange
 from .zrange import ZSpaceError as ZSpaceError

@@ -295,3 +295,13 @@ class Projection:
 
     def _volume(self, box: ZRange) -> int:
         return 0 if box.is_empty else prod(self.footprint(box.shape))
+
+
+def has_gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:
+    """Whether intervals of a size at row · i, for all points i, leave elements between them out."""
+    reached = size
+    for stride, n in sorted((abs(a), n) for a, n in zip(row, extents, strict=True) if a and n > 1):
+        if stride > reached:
+            return True
+        reached += stride * (n - 1)
+    return False

@@ -113,7 +113,7 @@ def test_a_clock_moves_rates_and_watts(tmp_path: Path) -> None:
         ("least: 500", "least: 1100", "not in this order"),
         ("ridge: 800", "ridge: 1000", "not in this order"),
         ("floor: 0.75", "floor: 1.5", "at most 1"),
-        ("idle: 4", "idle: 4, fan: 3", "no key 'fan'"),
+        ("idle: 4", "idle: 4, fan: 3", "unknown key 'fan'"),
         ("dollars_per_hour: 7.2", "dollars_per_hour: 0", "above 0"),
         ("as_of: 2026-01", "when: 2026-01", "'as_of' is missing"),
     ],

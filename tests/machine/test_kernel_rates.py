@@ -66,7 +66,7 @@ def test_a_users_own_table_counts_first(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("row", "says"),
     [
-        ("{devices: [h100], dtype: bfloat16, at: [1]}", "other fields"),
+        ("{devices: [h100], dtype: bfloat16, at: [1]}", "'flops' is missing in a row"),
         ("{devices: h100, dtype: bfloat16, at: [1], flops: 1}", "not a list"),
         ("{devices: [h100], dtype: bfloat16, at: [1, 0], flops: 1}", "above 0"),
         ("{devices: [h100], dtype: bfloat16, at: [x], flops: 1}", "not a number"),

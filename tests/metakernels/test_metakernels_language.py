@@ -259,10 +259,10 @@ def _file(tmp_path: Path, text: str) -> Path:
         ("[f", "own.yaml:2:1", "not YAML"),
         ("f", "own.yaml:1:1", "expected a list of entries, or kernels"),
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape", "own.yaml:4:", "not YAML"),
-        ("- kernels: [f]\n  out: {shape: 1, dtype: 2}", "own.yaml:1:3", "has no 'inputs'"),
+        ("- kernels: [f]\n  out: {shape: 1, dtype: 2}", "own.yaml:1:3", "'inputs' is missing"),
         ("- kernels: [f]\n  inputs: {}", "own.yaml:1:3", "either `out` or `outputs`"),
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  flop: 1",
-         "own.yaml:4:3", "unknown field 'flop'"),
+         "own.yaml:4:3", "unknown key 'flop'"),
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n  fusion: loops",
          "own.yaml:4:11", "unknown fusion"),
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"

@@ -118,27 +118,3 @@ def test_a_function_that_threads_call_first_is_planned_once() -> None:
         assert len(planned) == 1, planned
         """
     )
-
-
-@pytest.mark.slow
-def test_parsers_are_built_by_one_thread_at_a_time() -> None:
-    fresh(
-        """
-        from lark import Lark
-        from tapestry_egg.metakernels.language import expressions
-        from tapestry_egg.monoids import formula
-
-        inside, built, init = [], [], Lark.__init__
-
-        def alone(self, *args, **options):
-            assert not inside
-            inside.append(1)
-            init(self, *args, **options)
-            built.append(inside.pop())
-
-        Lark.__init__ = alone
-        trees = at_once(*[lambda: expressions.parsed("a * b + 12345", "expression")] * 8,
-                        *[lambda: formula.parsed("a + b * 12345")] * 8, often=True)
-        assert len(trees) == 16 and len(built) == 2, built
-        """
-    )

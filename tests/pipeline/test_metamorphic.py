@@ -33,7 +33,10 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
         (3,),
         "a form that rules make stores what the program as given computes again",
     ),
-    "argmax": ((2, 3), "few states are gathered quicker than scattered, and two passes are not one"),
+    "argmax": (
+        (2, 3),
+        "few states are gathered quicker than scattered, and two passes are not one",
+    ),
     "largest": ((2,), "the gradient of a maximum is shared among equals, that of top_k is not"),
     "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
     "three": ((2,), "the gradient of what is padded around adds up what overlaps"),

@@ -33,7 +33,7 @@ EGGLESS = GOOD[: GOOD.index("    egg:")]
         ("rules: [", ":2:1", "YAML"),
         ("- a\n- b\n", ":1:1", "mapping"),
         ("ruleset: fold\n", ":1:1", "rules"),
-        ("ruleset: fold\nrulez: []\nrules: []\n", ":1:1", "rulez"),
+        ("ruleset: fold\nrulez: []\nrules: []\n", ":2:1", "rulez"),
         ("rules:\n  - 3\n", ":2:5", "mapping"),
         ("rules:\n  - name: a\n", ":2:5", "law"),
         (GOOD.replace("numerics: exact", "numerics: sloppy"), ":6:15", "sloppy"),

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.errors import RuleError
-from tapestry_egg.metakernels.language.expressions import Origin
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rules import Rule, load_book
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.language.families import FAMILIES, SELECTED, kernels_of
-from tapestry_egg.rules.language.rewrites import Apply, Constant, Tensor, read_term
+from tapestry_egg.rules.language.rewrites import Apply, Constant, Tensor, TermText
 from tapestry_egg.rules.verify.examples import example_graph
 
 HEAD = """ruleset: algebra
@@ -45,7 +44,7 @@ def test_shipped_rules_on_programs_are_terms_but_for_those_that_need_the_next_si
 
 
 def test_a_term_is_names_numbers_and_kernels_on_terms() -> None:
-    term = read_term("t:reduce[max]{axes=[0, $a], k=none}(f(x, z=0), -1.5)", Origin())
+    term = TermText("t:reduce[max]{axes=[0, $a], k=none}(f(x, z=0), -1.5)").term()
     assert isinstance(term, Apply)
     assert (term.label, term.head, term.select) == ("t", "reduce", "max")
     assert [(k, v) for k, v, _ in term.params] == [("axes", "[0, $a]"), ("k", "none")]
@@ -138,7 +137,7 @@ def test_egglog_text_may_stand_in_a_file_beside(tmp_path: Path) -> None:
 
 
 FAULTS = [
-    ("match: neg(neg(x)\nreplace: x", r"7:22: expected '\)', found the end", "            ^"),
+    ("match: neg(neg(x)\nreplace: x", r"7:22: the text ends too early", "            ^"),
     (
         "match: neg(negg(x))\nreplace: x",
         r"7:16: there is no kernel or family negg",
@@ -159,14 +158,21 @@ FAULTS = [
     ),
     ("match: neg(x)\nreplace: add(x, 0)", r"8:21: a replacement cannot make a constant", "z=0"),
     ("match: neg(x)\nreplace: transpose{permutation=[1 0]}(x)", r"8:39: unexpected '0'", "^"),
+    (
+        "match: neg(x)\nreplace: transpose{permutation=turn(1)}(x)",
+        "8:36: there is no function turn",
+        "^",
+    ),
+    ("match: neg(x)\nreplace: neg(\n  transpose{permutation=turn(1)}(x))", "8:14: there is", "^"),
+    ("match: neg(x)\nreplace: |\n  neg(\n  transpose{permutation=turn(1)}(x))", "10:", "^"),
     ("match: s:neg(s:exp(x))\nreplace: x", "7:12: 's' is the label of another kernel too", "^"),
     ("match: neg(x)", "3:5: a rule with `match` needs `replace`", ""),
     ("match: neg(x)\nreplace: x\nway: back", "9:10: way is 'back'", "one or both"),
     ("match: neg(x)\nreplace: x\ndtype: big", "9:12: dtype is 'big'", "number"),
     ("match: neg(x)\nreplace: [x, x]", "8:14: 1 patterns, 2 replacements", ""),
-    ("match: neg(x)\nreplace: x\ngaurd: true", "9:5: unknown key 'gaurd'", "Did you mean guard"),
+    ("match: neg(x)\nreplace: x\ngaurd: true", "9:5: unknown key 'gaurd'", "Did you mean 'guard'"),
     ("match: neg(x)\nreplace: x\norder: [x, y]", "9:12: `order` lists", ""),
-    ("matches: neg(x)\nreplace: x", "7:5: unknown key 'matches'", "Did you mean match"),
+    ("matches: neg(x)\nreplace: x", "7:5: unknown key 'matches'", "Did you mean 'match'"),
     ("replace: x", "3:5: a rule needs either `match` and `replace`", ""),
 ]
 

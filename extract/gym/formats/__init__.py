@@ -9,16 +9,14 @@ pair, are of another type (`files/problem_file.py`).
 
 from __future__ import annotations
 
-import gzip
 import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tapestry_egg.atomic import write_atomic
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.gym.choices import Choice, ChoiceProblem
-from tapestry_egg.packed import read_unpacked, unpacked
+from tapestry_egg.packed import read_unpacked, unpacked, write_packed
 
 #: Name of a format -> its module in this package, asked in this order.
 FORMATS = {"egraph-serialize": "egraph_serialize", "iopddl": "iopddl"}
@@ -76,9 +74,7 @@ def write(problem: ChoiceProblem, path: str | Path, form: str) -> None:
 
     Raises ExtractError for a problem that the format cannot say.
     """
-    data = json.dumps(_module(form).write(problem)).encode()
-    packed = Path(path).suffix == ".gz"
-    write_atomic(path, gzip.compress(data, mtime=0) if packed else data)
+    write_packed(path, json.dumps(_module(form).write(problem)).encode())
 
 
 def answer(problem: ChoiceProblem, choice: Choice, form: str) -> Any:

@@ -15,7 +15,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 from tapestry_egg.plans.collectives import block_number, zero
 from tapestry_egg.plans.exchanges import block_numbers, in_blocks, reaches
-from tapestry_egg.zspace import Projection, ZRange
+from tapestry_egg.zspace import Projection, ZRange, has_gaps
 
 from .margins import Margined
 
@@ -200,7 +200,7 @@ class IndexBlock:
         index space reads all of the operand's box: the kernel would take them for its own."""
         whole = self.signature.extents
         return any(
-            _has_gaps(row, size, self.extents) and not _has_gaps(row, size, whole)
+            has_gaps(row, size, self.extents) and not has_gaps(row, size, whole)
             for p in range(len(self.signature.inputs))
             for _, row, size in self._dense(p)
         )
@@ -225,7 +225,7 @@ class IndexBlock:
         left = []
         for p, x in enumerate(images):
             for k, row, size in self._dense(p):
-                if not _has_gaps(row, size, self.extents):
+                if not has_gaps(row, size, self.extents):
                     continue
                 if size != 1 or not _are_digits(row, self.signature.extents):
                     return None
@@ -288,13 +288,3 @@ def _are_digits(row: Sequence[int], extents: Sequence[int]) -> bool:
             return False
         weight *= n
     return True
-
-
-def _has_gaps(row: Sequence[int], size: int, extents: Sequence[int]) -> bool:
-    """Whether boxes of a size, placed at row · i for all points i, leave holes between them."""
-    covered = size
-    for stride, n in sorted((abs(a), n) for a, n in zip(row, extents, strict=True) if a and n > 1):
-        if stride > covered:
-            return True
-        covered += stride * (n - 1)
-    return False

@@ -10,13 +10,11 @@ import numpy as np
 from tapestry_egg.errors import TraceError
 from tapestry_egg.graph.blockgraph import Source
 
-from . import contractions, control, elementwise, movement, reductions
+from . import control, operations, reductions
 from .constants import dtype_of, shape_of
 
 _OPERATIONS: dict[str, Callable[[Any, list[Any], Any], Any]] = {
-    **elementwise.OPERATIONS,
-    **movement.OPERATIONS,
-    **contractions.OPERATIONS,
+    **operations.OPERATIONS,
     **reductions.OPERATIONS,
     **control.OPERATIONS,
 }

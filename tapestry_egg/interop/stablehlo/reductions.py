@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from .constants import ints, word
+from .operations import Attributes
 
 #: What reduces by an operation of two numbers, and what combines with the value it starts from.
 _MONOIDS = {
@@ -87,19 +88,15 @@ def reduce_window(operation: Any, args: list[Any], runner: Any) -> Any:
 
 
 def _window(operation: Any) -> dict[str, Any]:
-    has = operation.attributes
-    size = ints(has["window_dimensions"])
-
-    def each(name: str) -> tuple[int, ...]:
-        return ints(has[name]) if name in has else (1,) * len(size)
-
-    around = np.array(has["padding"]) if "padding" in has else np.zeros((len(size), 2), int)
+    has = Attributes(operation)
+    size = has.ints("window_dimensions")
+    steps = has.windows(len(size), "window_strides", "base_dilations", "window_dilations")
     return {
         "window_dimensions": size,
-        "window_strides": each("window_strides"),
-        "padding": [(int(a), int(b)) for a, b in around.reshape(-1, 2)],
-        "base_dilation": each("base_dilations"),
-        "window_dilation": each("window_dilations"),
+        "window_strides": steps[0],
+        "padding": has.padding(len(size)),
+        "base_dilation": steps[1],
+        "window_dilation": steps[2],
     }
 
 
@@ -142,11 +139,11 @@ def sort(operation: Any, args: list[Any], runner: Any) -> Any:
     keys = _rising_keys(operation.regions[0].blocks[0])
     if not keys:
         raise ValueError("a sort by another order than that of its first arrays, rising")
-    has = operation.attributes
+    has = Attributes(operation)
     return lax.sort(
         tuple(args),
-        dimension=int(has["dimension"].value),
-        is_stable=bool(has["is_stable"].value),
+        dimension=has.number("dimension"),
+        is_stable=has.flag("is_stable"),
         num_keys=keys,
     )
 

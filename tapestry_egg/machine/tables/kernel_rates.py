@@ -16,16 +16,13 @@ from importlib import resources
 from itertools import pairwise
 from math import log
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import yaml
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.tables.gemm import Amount, Convolved
-from tapestry_egg.yaml_nodes import compose_yaml_text, read_yaml_text
+from tapestry_egg.yaml_nodes import YamlNode, compose_yaml_text, read_yaml_text
 
-_FIELDS = {"devices", "dtype", "at", "flops"}
 _ADDED: list[Mapping[str, tuple[Rate, ...]]] = []
 #: Dtypes that run as another one does.
 _LIKE = {"float16": "bfloat16", "uint32": "int32"}
@@ -127,45 +124,14 @@ def _read(text: str, file: str) -> Mapping[str, tuple[Rate, ...]]:
     if root is None:
         return {}
 
-    def error(what: str, node: yaml.Node) -> TargetError:
-        mark = node.start_mark
-        return TargetError(
-            what,
-            where=f"{file}:{mark.line + 1}:{mark.column + 1}",
-            hint="A row is {devices: [h100], dtype: bfloat16, at: [1, 128, 4096], flops: 591e12}.",
-        )
-
-    def entries(node: yaml.Node, what: str) -> list[tuple[str, yaml.Node]]:
-        if not isinstance(node, yaml.MappingNode):
-            raise error(f"{what} is not a table of `key: value`", node)
-        return [(str(k.value), v) for k, v in node.value]
-
-    def items(node: yaml.Node, what: str) -> list[yaml.Node]:
-        if not isinstance(node, yaml.SequenceNode):
-            raise error(f"{what} is not a list", node)
-        return list(node.value)
-
-    def number(node: yaml.Node) -> float:
-        try:
-            value = float(node.value)
-        except (TypeError, ValueError):
-            value = -1.0
-        if not 0 <= value < 1e30:
-            raise error(f"{node.value!r:.40} is not a number, 0 at least", node)
-        return value
-
-    def row(node: yaml.Node) -> Rate:
-        fields: dict[str, Any] = dict(entries(node, "a row"))
-        if set(fields) != _FIELDS:
-            raise error("a row has other fields than devices, dtype, at and flops", node)
-        at = tuple(number(x) for x in items(fields["at"], "`at`"))
-        flops = number(fields["flops"])
-        if not flops or not all(at[1:]):
-            raise error("rates, and coordinates after the first, are above 0", node)
-        devices = tuple(str(d.value) for d in items(fields["devices"], "`devices`"))
-        return Rate(devices, str(fields["dtype"].value), at, flops)
+    def row(node: YamlNode) -> Rate:
+        given = node.fields("a row", ("devices", "dtype", "at", "flops"))
+        places = given["at"].items()
+        at = tuple(x.number(zero=not k) for k, x in enumerate(places))
+        dtype, flops = given["dtype"].text(), given["flops"].number()
+        return Rate(given["devices"].texts(), dtype, at, flops)
 
     return {
-        kernel: tuple(row(x) for x in items(node, kernel))
-        for kernel, node in entries(root, "the file")
+        kernel: tuple(row(x) for x in node.items())
+        for kernel, node in root.mapping("kernels with their rates").items()
     }

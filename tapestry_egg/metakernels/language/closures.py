@@ -86,18 +86,10 @@ COMPARE = {
 
 
 Compiled = Callable[[Scope], Any]
-Node = Any  # a lark tree or token; their stubs tell children apart only at run time
+Node = Any  # a `Tree` or `Token` of the parser; which of them a child is, its tree says
 
 
 _CAUGHT = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, GraphError)
-
-
-def position(node: Any) -> int:
-    """Offset of the first character of a token or tree."""
-    at = getattr(node, "start_pos", None)
-    if at is None:
-        at = getattr(getattr(node, "meta", None), "start_pos", None)
-    return int(at or 0)
 
 
 def _fault(at: int, problem: Exception) -> NoReturn:
@@ -131,7 +123,7 @@ def _literal(convert: Callable[[str], Any]) -> Callable[[Node], Compiled]:
 def _integer(tree: Node) -> Compiled:
     digits = str(tree.children[0])
     if len(digits) > _MOST_DIGITS:
-        raise Fault(position(tree), f"a number of {len(digits)} digits")
+        raise Fault(tree.start_pos, f"a number of {len(digits)} digits")
     return _constant(int(digits))
 
 
@@ -139,7 +131,7 @@ _MOST_DIGITS = 18
 
 
 def _name(tree: Node) -> Compiled:
-    name, at = str(tree.children[0]), position(tree)
+    name, at = str(tree.children[0]), tree.start_pos
 
     def look_up(scope: Scope) -> Any:
         try:
@@ -159,7 +151,7 @@ def _infix(table: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Node], C
     def compile_infix(tree: Node) -> Compiled:
         left, sign, right = tree.children
         a, b = compile_tree(left), compile_tree(right)
-        at, function = position(sign), table[str(sign)]
+        at, function = sign.start_pos, table[str(sign)]
 
         def apply(scope: Scope) -> Any:
             x, y = a(scope), b(scope)
@@ -179,7 +171,7 @@ def _infix(table: Mapping[str, Callable[[Any, Any], Any]]) -> Callable[[Node], C
 
 
 def _negate(tree: Node) -> Compiled:
-    value, at = compile_tree(tree.children[1]), position(tree)
+    value, at = compile_tree(tree.children[1]), tree.start_pos
 
     def apply(scope: Scope) -> Any:
         try:
@@ -192,7 +184,7 @@ def _negate(tree: Node) -> Compiled:
 
 def _extent(tree: Node) -> Compiled:
     start, size = map(compile_tree, tree.children)
-    at = position(tree.children[1])
+    at = tree.children[1].start_pos
 
     def apply(scope: Scope) -> Any:
         row, extent = start(scope), size(scope)
@@ -230,7 +222,7 @@ def _inverse(tree: Node) -> Compiled:
 def _membership(wanted: bool) -> Callable[[Node], Compiled]:
     def compile_membership(tree: Node) -> Compiled:
         value, container = map(compile_tree, tree.children)
-        at = position(tree.children[1])
+        at = tree.children[1].start_pos
 
         def apply(scope: Scope) -> bool:
             values = container(scope)
@@ -248,7 +240,7 @@ _INDEXED = (tuple, dict, Mapping, Cost)  # a dict is one without asking what a m
 
 def _subscript(tree: Node) -> Compiled:
     base, place = map(compile_tree, tree.children)
-    at = position(tree.children[1])
+    at = tree.children[1].start_pos
 
     def apply(scope: Scope) -> Any:
         values, key = base(scope), place(scope)
@@ -268,7 +260,7 @@ def _subscript(tree: Node) -> Compiled:
 
 def _slice(tree: Node) -> Compiled:
     base, ends = compile_tree(tree.children[0]), _ends(tree.children[1:])
-    at = position(tree)
+    at = tree.start_pos
 
     def apply(scope: Scope) -> Any:
         values = base(scope)
@@ -288,7 +280,7 @@ _OF_KNOWN = ("id", "number")
 
 def _attribute(tree: Node) -> Compiled:
     head, tail = tree.children
-    base, name, at = compile_tree(head), str(tail), position(tail)
+    base, name, at = compile_tree(head), str(tail), tail.start_pos
 
     def apply(scope: Scope) -> Any:
         value = base(scope)
@@ -315,7 +307,7 @@ def _attribute(tree: Node) -> Compiled:
 
 def _call(tree: Node) -> Compiled:
     head, *rest = tree.children
-    name, at = str(head), position(head)
+    name, at = str(head), head.start_pos
     arguments = [compile_tree(t) for t in rest if t is not None]
     if name not in FUNCTIONS:
         near = difflib.get_close_matches(name, list(FUNCTIONS), 1)
@@ -368,7 +360,7 @@ def _entries(items: list[Node]) -> Callable[[Scope], tuple[Any, ...]]:
 
 def _spread(tree: Node) -> Compiled:
     """`value...`: a list in place, or a scalar that fills the list that it stands in."""
-    value, at = compile_tree(tree.children[0]), position(tree)
+    value, at = compile_tree(tree.children[0]), tree.start_pos
     ends = _ends(tree.children[2:4]) if len(tree.children) > 2 else None
 
     def apply(scope: Scope) -> Any:
@@ -385,7 +377,7 @@ def _spread(tree: Node) -> Compiled:
 
 def _standard(tree: Node) -> Compiled:
     """`...` alone, or a slice of it: filled with what its list has by default."""
-    at, rest = position(tree), tree.children[1:]
+    at, rest = tree.start_pos, tree.children[1:]
     ends = _ends(rest[:2]) if rest else None
     return lambda scope: Fill(None, None if ends is None else ends(scope), at)
 
@@ -399,7 +391,7 @@ _SPREADS: dict[str, Callable[[Node], Compiled]] = {
 
 def _ends(trees: list[Node]) -> Callable[[Scope], tuple[int | None, int | None]]:
     """The two ends of a slice, both of them whole numbers or left out."""
-    ends = [(None, 0) if t is None else (compile_tree(t.children[0]), position(t)) for t in trees]
+    ends = [(None, 0) if t is None else (compile_tree(t.children[0]), t.start_pos) for t in trees]
 
     def apply(scope: Scope) -> tuple[int | None, int | None]:
         out: list[int | None] = []
@@ -414,7 +406,7 @@ def _ends(trees: list[Node]) -> Callable[[Scope], tuple[int | None, int | None]]
 
 
 def _diagonal(tree: Node) -> Compiled:
-    entries, at = _entries([t for t in tree.children[1:] if t is not None]), position(tree)
+    entries, at = _entries([t for t in tree.children[1:] if t is not None]), tree.start_pos
     return lambda scope: Diagonal(entries(scope), at=at)
 
 
@@ -424,7 +416,7 @@ def _box(tree: Node) -> Compiled:
     moved = head.data == "binary" and str(head.children[1]) == "+"
     parts = [head.children[0], head.children[2]] if moved else [head]
     values, shape = [compile_tree(p) for p in parts], compile_tree(tail)
-    places = [position(p) for p in (*parts, tail)]
+    places = [p.start_pos for p in (*parts, tail)]
 
     def apply(scope: Scope) -> Diagonal:
         lists = [v(scope) for v in (*values, shape)]
@@ -445,7 +437,7 @@ def _box(tree: Node) -> Compiled:
 
 def _augmented(tree: Node) -> Compiled:
     row, offset, extent = tree.children
-    entries, at = _entries(row.children), position(tree)
+    entries, at = _entries(row.children), tree.start_pos
     b, s = compile_tree(offset), compile_tree(extent)
     return lambda scope: AugmentedRow(entries(scope), b(scope), s(scope), at)
 
@@ -455,7 +447,7 @@ def _comprehension(tree: Node) -> Compiled:
     names = [str(t) for t in targets.children]
     value, values = compile_tree(body), compile_tree(source)
     test = None if condition is None else compile_tree(condition)
-    at = position(source)
+    at = source.start_pos
 
     def apply(scope: Scope) -> tuple[Any, ...]:
         inner = Inner(scope)

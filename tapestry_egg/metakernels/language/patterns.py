@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
-from .closures import Compiled, Node, compile_text, position
-from .expressions import parse
-from .faults import NOWHERE, Fault, Mismatch, Origin
+from .closures import Compiled, Node, compile_text
+from .faults import Fault, Mismatch, Text
+from .parser import parse
 from .scopes import Scope
 
 Shape = Sequence[int]
@@ -65,18 +65,17 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class Pattern(Text):
     """A text that shapes are matched against; see the module's docstring."""
 
-    text: str
-    origin: Origin = NOWHERE
+    WHAT = "a pattern"
 
     def axes(self) -> tuple[Axis, ...]:
         """The entries. Raises TemplateError with the place of a fault in the text."""
         try:
             return _pattern(self.text)
         except Fault as fault:
-            raise self.origin.error(self.text, fault.at, fault.what, fault.hint) from None
+            raise self.fault(fault) from None
 
     def names(self) -> tuple[str, ...]:
         """Every name that a match binds, in the order of the text."""
@@ -96,7 +95,7 @@ class Pattern:
         try:
             widths = _widths(axes, {} if scope is None else scope)
         except Fault as fault:
-            raise self.origin.error(self.text, fault.at, fault.what, fault.hint) from None
+            raise self.fault(fault) from None
         fixed = sum(w for w in widths.values() if w is not None)
         open_ = [axis for top in axes for axis in top.walk() if widths.get(id(axis), 0) is None]
         spare = len(shape) - fixed
@@ -238,7 +237,7 @@ def _axes(tree: Node) -> tuple[Axis, ...]:
 
 def _axis(tree: Node) -> Axis:
     what, head = str(tree.data), tree.children[0]
-    at = position(head)
+    at = head.start_pos
     if what == "exactly":
         if len(head) > 18:
             raise Fault(at, f"a number of {len(head)} digits")
@@ -258,5 +257,5 @@ def _named(token: Any) -> str:
     """The name with its `$`; "" for the `_` that binds nothing."""
     name = f"${str(token).removeprefix('$')}"
     if name.startswith("$."):
-        raise Fault(position(token), f"{name} belongs to the language: a pattern cannot bind it")
+        raise Fault(token.start_pos, f"{name} belongs to the language: a pattern cannot bind it")
     return "" if name == "$_" else name

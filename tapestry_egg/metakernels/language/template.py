@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
@@ -290,10 +290,10 @@ class Template:
     kernels: tuple[str, ...]
     origin: Origin
     path: Path
-    reason: str
     defaults: Mapping[str, Expression]
     inputs: tuple[Operand, ...]
     outputs: tuple[Output, ...]
+    reason: str = ""
     required: tuple[str, ...] = ()
     constraints: tuple[Constraint, ...] = ()
     when: Expression | None = None
@@ -345,11 +345,12 @@ class Template:
 
     def texts(self) -> Iterator[Expression]:
         """Every expression of the entry."""
-        yield from (*self.defaults.values(), *self.let.values(), *(self.index or {}).values())
-        tables = [self.roles, self.outside, self.placed, self.skips, self.reads, self.scratch]
-        tables += [self.blocks, self.scattered, self.carries, self.local]
-        for table in (*tables, self.loses, self.promises, self.samples):
-            yield from table.values()
+        for f in fields(self):
+            value, kind = getattr(self, f.name), str(f.type)
+            if kind.startswith("Mapping[str, Expression]"):
+                yield from (value or {}).values()
+            elif kind == "Expression | None" and value is not None:
+                yield value
         for form in self.project.values():
             yield from form.texts()
         for reduction in self.reduce.values():
@@ -358,17 +359,6 @@ class Template:
             yield from output.shape.texts()
             yield from (e for e in (output.count, output.dtype) if e is not None)
         yield from (operand.dtype for operand in self.inputs if operand.dtype is not None)
-        single = [self.when, self.elements, self.flops, self.measured, self.spilled]
-        single += [
-            self.parts,
-            self.dilates,
-            self.adds,
-            self.settled,
-            self.same_as,
-            self.steps,
-            self.precision,
-        ]
-        yield from (e for e in single if e is not None)
 
     @cached_property
     def closeness(self) -> frozenset[str]:

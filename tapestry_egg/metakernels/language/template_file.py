@@ -120,19 +120,17 @@ projection, that of the tensor. The language of the texts is described in docs/t
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, cast, get_args
-
-import yaml
+from typing import Any, get_args
 
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.metakernels.signatures.signature import Fusion, InProducts, Meaning
-from tapestry_egg.yaml_nodes import compose_yaml
+from tapestry_egg.yaml_nodes import YamlNode, compose_yaml, suggestion
 
-from .expressions import Expression, Origin, PassageText
+from .expressions import Expression, Origin, PassageText, expressions
 from .patterns import Pattern
 from .template import (
     Constraint,
@@ -159,264 +157,206 @@ def read_templates(path: Path) -> tuple[Template, ...]:
     root = compose_yaml(path, TemplateError)
     if root is None:
         return ()
-    file = TemplateNodes(path)
-    if file.is_mapping(root):
-        keyed = file.keyed(root, "kernels").items()
-        return tuple(_template(file, node, file.origin(key), name) for name, (key, node) in keyed)
-    entries = file.sequence(root, "a list of entries, or kernels")
-    return tuple(_template(file, node, file.origin(node)) for node in entries)
+    if root.is_mapping:
+        keyed = root.entries("kernels").items()
+        return tuple(_template(node, path, Origin.of(key), name) for name, (key, node) in keyed)
+    entries = root.items("a list of entries, or kernels")
+    return tuple(_template(node, path, Origin.of(node)) for node in entries)
 
 
-_FIELDS = (
-    "kernels reason params constraints inputs when let out outputs index roles reduce project "
-    "passages initial straight moves takes repeats stored writes parts dilates adds joins carries "
-    "settled same_as outside placed skips flops reads measured spilled steps scattered precision "
-    "loses promises samples scratch blocks fusion in_products elements commutes "
-    "means local"
-).split()
+def _word(node: YamlNode, known: Sequence[str]) -> str:
+    if (found := node.text()) not in known:
+        raise node.error(f"unknown {node.name} {found!r}", f"One of {', '.join(known)}.")
+    return found
 
 
-def _template(file: TemplateNodes, node: Any, origin: Origin, name: str = "") -> Template:
-    entry = file.mapping(node, "an entry", _FIELDS)
-    for field in ("inputs",) if name else ("kernels", "inputs"):
-        if field not in entry:
-            raise file.error(node, f"the entry has no {field!r}")
+#: How a field of a template is read, by its type; those of other types are read together.
+_READERS: Mapping[str, Callable[[YamlNode], Any]] = {
+    "str": YamlNode.text,
+    "bool": YamlNode.flag,
+    "tuple[str, ...]": YamlNode.texts,
+    "Expression | None": Expression.of,
+    "Mapping[str, Expression]": expressions,
+    "Mapping[str, str]": lambda node: _writes(node),
+    "Mapping[str, Reduction]": lambda node: _reductions(node),
+    "tuple[Constraint, ...]": lambda node: _constraints(node),
+    "tuple[PassageText, ...]": lambda node: tuple(
+        map(PassageText.of, node.items("a list of passages"))
+    ),
+    "Fusion": lambda node: _word(node, get_args(Fusion)),
+    "InProducts": lambda node: _word(node, get_args(InProducts)),
+    "Meaning": lambda node: _word(node, get_args(Meaning)[1:]),
+}
+#: Of an entry itself, not written in a file; and what a file has instead.
+_OWN = ("origin", "path", "defaults", "required")
+_FIELDS = (*(f.name for f in fields(Template) if f.name not in _OWN), "params", "out")
+
+
+def _template(node: YamlNode, path: Path, origin: Origin, name: str = "") -> Template:
+    entry = node.fields("an entry", ("inputs",) if name else ("kernels", "inputs"), _FIELDS)
     if ("out" in entry) == ("outputs" in entry):
-        raise file.error(node, "the entry needs either `out` or `outputs`")
-
-    def word(field: str, known: Sequence[str], default: str) -> str:
-        if field not in entry:
-            return default
-        found = file.text(entry[field], "a word")
-        if found not in known:
-            hint = f"One of {', '.join(known)}."
-            raise file.error(entry[field], f"unknown {field} {found!r}", hint)
-        return found
-
-    def table(field: str) -> dict[str, Expression]:
-        return file.expressions(entry[field], f"`{field}`") if field in entry else {}
-
-    def one(field: str) -> Expression | None:
-        return file.expression(entry[field]) if field in entry else None
-
-    params = file.mapping(entry["params"], "`params`") if "params" in entry else {}
-    index = _index(file, entry["index"]) if "index" in entry else None
+        raise node.error("the entry needs either `out` or `outputs`")
+    params = entry["params"].mapping() if "params" in entry else {}
+    index = _index(entry["index"]) if "index" in entry else None
     project: dict[str, ProjectionForm] = {}
     if "project" in entry:
-        for port, value in file.mapping(entry["project"], "`project`").items():
-            project[port] = _projection(file, value, positional=False)
-    inputs = _operands(file, entry["inputs"], project)
-    results = {"out": entry["out"]} if "out" in entry else file.mapping(entry["outputs"], "outputs")
-    outputs = tuple(_output(file, n, v, project, index is not None) for n, v in results.items())
+        for port, value in entry["project"].mapping().items():
+            project[port] = _projection(value, positional=False)
+    inputs = _operands(entry["inputs"], project)
+    results = {"out": entry["out"]} if "out" in entry else entry["outputs"].mapping()
+    outputs = tuple(_output(n, v, project, index is not None) for n, v in results.items())
+    given: dict[str, Any] = {
+        "kernels": (name,),
+        **{
+            f.name: _READERS[str(f.type)](entry[f.name])
+            for f in fields(Template)
+            if f.name in entry and str(f.type) in _READERS
+        },
+    }
     template = Template(
-        kernels=file.words(entry["kernels"], "kernel names") if "kernels" in entry else (name,),
         origin=origin,
-        path=file.path,
-        reason=file.text(entry["reason"], "a text") if "reason" in entry else "",
-        defaults={k: file.expression(v) for k, v in params.items() if not file.is_null(v)},
-        required=tuple(k for k, v in params.items() if file.is_null(v)),
-        constraints=_constraints(file, entry["constraints"]) if "constraints" in entry else (),
+        path=path,
+        defaults={k: Expression.of(v) for k, v in params.items() if not v.is_null},
+        required=tuple(k for k, v in params.items() if v.is_null),
         inputs=inputs,
         outputs=outputs,
-        when=one("when"),
-        let=table("let"),
         index=index,
-        roles=table("roles"),
-        reduce=_reductions(file, entry["reduce"]) if "reduce" in entry else {},
         project=project,
-        passages=_passages(file, entry["passages"]) if "passages" in entry else (),
-        initial=file.words(entry["initial"], "operands") if "initial" in entry else (),
-        straight=file.words(entry["straight"], "operands") if "straight" in entry else (),
-        moves=file.words(entry["moves"], "operands") if "moves" in entry else (),
-        takes=file.words(entry["takes"], "operands") if "takes" in entry else (),
-        repeats=file.words(entry["repeats"], "operands") if "repeats" in entry else (),
-        stored=file.words(entry["stored"], "operands") if "stored" in entry else (),
-        writes=_writes(file, entry["writes"]) if "writes" in entry else {},
-        parts=one("parts"),
-        dilates=one("dilates"),
-        adds=one("adds"),
-        joins=file.words(entry["joins"], "operands") if "joins" in entry else (),
-        carries=table("carries"),
-        settled=one("settled"),
-        same_as=one("same_as"),
-        outside=table("outside"),
-        placed=table("placed"),
-        skips=table("skips"),
-        flops=one("flops"),
-        reads=table("reads"),
-        measured=one("measured"),
-        spilled=one("spilled"),
-        steps=one("steps"),
-        scattered=_scattered(file, entry["scattered"]) if "scattered" in entry else {},
-        precision=one("precision"),
-        loses=table("loses"),
-        promises=table("promises"),
-        samples=table("samples"),
-        scratch=_scratch(file, entry["scratch"]) if "scratch" in entry else {},
-        blocks=_blocks(file, entry) if "blocks" in entry else {},
-        fusion=cast(Fusion, word("fusion", get_args(Fusion), "kernel")),
-        in_products=cast(InProducts, word("in_products", get_args(InProducts), "never")),
-        elements=one("elements"),
-        commutes=word("commutes", ("true", "false"), "false") == "true",
-        means=cast(Meaning, word("means", get_args(Meaning)[1:], "")),
-        local=table("local"),
+        **given,
     )
-    _check_names(file, entry, template)
+    _check_parts(entry, template)
+    _check_names(entry, template)
     return template
 
 
-def _scratch(file: TemplateNodes, node: Any) -> dict[str, Expression]:
-    found = file.expressions(node, "`scratch`")
+def _check_parts(entry: Mapping[str, YamlNode], template: Template) -> None:
+    scratch, blocks, scattered = (
+        set(x) for x in (template.scratch, template.blocks, template.scattered)
+    )
     by_row, along = {"blocks", "scores", "row", "beside"}, {"blocks", "scores", "along", "beside"}
-    if set(found) - {"fused"} not in (by_row, along, {"beside"}):
-        raise file.error(node, "`scratch`: beside, or blocks, scores, row or along too, or fused")
-    return found
+    if scratch and scratch - {"fused"} not in (by_row, along, {"beside"}):
+        raise entry["scratch"].error(
+            "`scratch`: beside, or blocks, scores, row or along too, or fused"
+        )
+    if blocks and blocks != {"products", "moved", "again", "kernels"}:
+        raise entry["blocks"].error("`blocks` has the parts products, moved, again, kernels")
+    if blocks and "along" not in scratch:
+        raise entry["blocks"].error("`blocks` need a `scratch` with scores `along` some dims")
+    parts = "of elements run within times"
+    if scattered and scattered - {"unit"} != set(parts.split()):
+        raise entry["scattered"].error(f"`scattered` has the parts {parts}, and perhaps unit")
 
 
-def _blocks(file: TemplateNodes, entry: Mapping[str, Any]) -> dict[str, Expression]:
-    found = file.expressions(entry["blocks"], "`blocks`")
-    if set(found) != {"products", "moved", "again", "kernels"}:
-        raise file.error(entry["blocks"], "`blocks` has the parts products, moved, again, kernels")
-    if "scratch" not in entry or "along" not in file.expressions(entry["scratch"], "`scratch`"):
-        raise file.error(entry["blocks"], "`blocks` need a `scratch` with scores `along` some dims")
-    return found
-
-
-def _scattered(file: TemplateNodes, node: Any) -> dict[str, Expression]:
-    found, parts = file.expressions(node, "`scattered`"), "of elements run within times"
-    if set(found) - {"unit"} != set(parts.split()):
-        raise file.error(node, f"`scattered` has the parts {parts}, and perhaps unit")
-    return found
-
-
-def _writes(file: TemplateNodes, node: Any) -> dict[str, str]:
+def _writes(node: YamlNode) -> dict[str, str]:
     parts = ("into", "part", "at")
-    given = file.mapping(node, "`writes`", parts)
+    given = node.fields("`writes`", parts)
     if tuple(given) != parts:
-        raise file.error(node, "`writes` has the parts into, part and at, in this order")
-    return {name: file.text(value, "an operand") for name, value in given.items()}
+        raise node.error("`writes` has the parts into, part and at, in this order")
+    return {name: value.text("an operand") for name, value in given.items()}
 
 
-def _operands(
-    file: TemplateNodes, node: Any, project: dict[str, ProjectionForm]
-) -> tuple[Operand, ...]:
+def _operands(node: YamlNode, project: dict[str, ProjectionForm]) -> tuple[Operand, ...]:
     out: list[Operand] = []
-    for written, value in file.mapping(node, "`inputs`").items():
+    for written, value in node.mapping().items():
         name = written.removesuffix("...").removesuffix("?")
         many, optional = written.endswith("..."), written.endswith("?")
         if (many or optional) and any(o.many or o.optional for o in out):
-            raise file.error(value, "only one operand can stand for several, or be missing")
-        pattern: Any = None if file.is_null(value) else value
+            raise value.error("only one operand can stand for several, or be missing")
+        pattern: Any = None if value.is_null else value
         dtype = None
-        if file.is_mapping(value):
-            given = file.mapping(value, "an operand", ("shape", "dtype", "ipf"))
+        if value.is_mapping:
+            given = value.fields("an operand", (), ("shape", "dtype", "ipf"))
             pattern = given.get("shape")
-            dtype = file.expression(given["dtype"]) if "dtype" in given else None
+            dtype = Expression.of(given["dtype"]) if "dtype" in given else None
             if "ipf" in given:
-                _put(file, project, name, given["ipf"])
+                _put(project, name, given["ipf"])
         shape = None
         if pattern is not None:
-            shape = Pattern(file.text(pattern, "a pattern"), file.origin(pattern))
+            shape = Pattern.of(pattern)
         out.append(Operand(name, many, optional, shape, dtype))
     return tuple(out)
 
 
 def _output(
-    file: TemplateNodes,
     written: str,
-    node: Any,
+    node: YamlNode,
     project: dict[str, ProjectionForm],
     indexed: bool,
 ) -> Output:
-    given = file.mapping(node, "an output", ("shape", "dtype", "ipf", "count"))
+    given = node.fields("an output", (), ("shape", "dtype", "ipf", "count"))
     name = written.removesuffix("...")
     if "dtype" not in given or ("shape" not in given and not indexed):
         hint = "Without `index:` the index space follows from the shape of the first output."
-        raise file.error(node, "an output has a `dtype` and, without `index:`, a `shape`", hint)
+        raise node.error("an output has a `dtype` and, without `index:`, a `shape`", hint)
     if written.endswith("...") != ("count" in given):
-        raise file.error(node, "an output has a `count` just when its name ends in `...`")
+        raise node.error("an output has a `count` just when its name ends in `...`")
     if "ipf" in given:
-        _put(file, project, name, given["ipf"])
+        _put(project, name, given["ipf"])
     elif indexed and name not in project:
-        project[name] = RowsText(Expression("[...] :> [...]", file.origin(node)))
-    shape: ShapeForm = Expression("[$.index...]", file.origin(node))
+        project[name] = RowsText(Expression("[...] :> [...]", Origin.of(node)))
+    shape: ShapeForm = Expression("[$.index...]", Origin.of(node))
     if "shape" in given:
-        shape = _shape(file, given["shape"])
-    count = file.expression(given["count"]) if "count" in given else None
-    return Output(name, count, shape, file.expression(given["dtype"]))
+        shape = _shape(given["shape"])
+    count = Expression.of(given["count"]) if "count" in given else None
+    return Output(name, count, shape, Expression.of(given["dtype"]))
 
 
-def _put(file: TemplateNodes, project: dict[str, ProjectionForm], name: str, node: Any) -> None:
+def _put(project: dict[str, ProjectionForm], name: str, node: YamlNode) -> None:
     if name in project:
-        raise file.error(node, f"{name!r} has an `ipf`, and is in `project` too")
-    project[name] = _projection(file, node, positional=True)
+        raise node.error(f"{name!r} has an `ipf`, and is in `project` too")
+    project[name] = _projection(node, positional=True)
 
 
-def _projection(
-    file: TemplateNodes, node: Any, *, positional: bool, inside: bool = False
-) -> ProjectionForm:
-    if not file.is_mapping(node):
-        return RowsText(file.expression(node), positional)
-    given = file.mapping(node, "a projection")
+def _projection(node: YamlNode, *, positional: bool, inside: bool = False) -> ProjectionForm:
+    if not node.is_mapping:
+        return RowsText(Expression.of(node), positional)
+    given = node.mapping("a projection")
     if "transform" in given and not inside:
-        return _insertion(file, node, given)
+        return _insertion(node, given)
     if "affineMap" in given:
-        fields = file.mapping(node, "a projection", ("affineMap", "shape"))
-        affine = file.mapping(fields["affineMap"], "`affineMap`", ("projection", "offset"))
-        for name, table in (("shape", fields), ("projection", affine), ("offset", affine)):
-            if name not in table:
-                raise file.error(node, f"the projection has no {name!r}")
-        rows = file.sequence(affine["projection"], "a list of rows")
+        whole = node.fields("a projection", ("affineMap", "shape"))
+        affine = whole["affineMap"].fields("`affineMap`", ("projection", "offset"))
+        rows = affine["projection"].items("a list of rows")
         return Matrix(
-            tuple(map(file.list_text, rows)),
-            file.list_text(affine["offset"]),
-            file.list_text(fields["shape"]),
+            tuple(map(_list_text, rows)),
+            _list_text(affine["offset"]),
+            _list_text(whole["shape"]),
         )
-    fields = file.mapping(node, "a projection", ("map", "offset", "shape"))
-    if "map" not in fields:
-        hint = "Or `transform`, or `affineMap` and `shape`."
-        raise file.error(node, "the projection has no 'map'", hint)
-    parts = {name: file.expression(value) for name, value in fields.items()}
+    given = node.fields("a projection", ("map",), ("offset", "shape"))
+    parts = {name: Expression.of(value) for name, value in given.items()}
     return Parts(parts["map"], parts.get("offset"), parts.get("shape"))
 
 
-def _insertion(file: TemplateNodes, node: Any, given: Mapping[str, Any]) -> Insertion:
-    what = file.text(given["transform"], "a transform")
+def _insertion(node: YamlNode, given: Mapping[str, YamlNode]) -> Insertion:
+    what = given["transform"].text("a transform")
     patch = {"insert": "patch", "insertRow": "row"}.get(what)
     if patch is None:
         known = ("insert", "insertRow")
-        raise file.error(given["transform"], f"unknown transform {what!r}", suggestion(what, known))
-    fields = ("transform", "index", "source", patch)
-    for name in fields:
-        if name not in given:
-            raise file.error(node, f"the transform has no {name!r}")
-    file.mapping(node, "a transform", fields)
-    source = _projection(file, given["source"], positional=True, inside=True)
-    index, change = file.expression(given["index"]), file.expression(given[patch])
+        raise given["transform"].error(f"unknown transform {what!r}", suggestion(what, known))
+    node.fields("a transform", ("transform", "index", "source", patch))
+    source = _projection(given["source"], positional=True, inside=True)
+    index, change = Expression.of(given["index"]), Expression.of(given[patch])
     return Insertion(index, source, change, single=what == "insertRow")
 
 
-def _shape(file: TemplateNodes, node: Any) -> ShapeForm:
-    if not file.is_mapping(node):
-        return file.expression(node)
-    fields = ("transform", "index", "source", "patch")
-    given = file.mapping(node, "a shape", fields)
-    for name in fields:
-        if name not in given:
-            raise file.error(node, f"the transform has no {name!r}")
-    if (what := file.text(given["transform"], "a transform")) != "insert":
-        raise file.error(given["transform"], f"{what!r} does not make a shape; write `insert`")
-    return ShapeInsertion(*(file.expression(given[name]) for name in fields[1:]))
+def _shape(node: YamlNode) -> ShapeForm:
+    if not node.is_mapping:
+        return Expression.of(node)
+    parts = ("transform", "index", "source", "patch")
+    given = node.fields("a shape", parts)
+    if (what := given["transform"].text("a transform")) != "insert":
+        raise given["transform"].error(f"{what!r} does not make a shape; write `insert`")
+    return ShapeInsertion(*(Expression.of(given[name]) for name in parts[1:]))
 
 
 _PLAIN = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*(\.\.\.)?")
 
 
-def _index(file: TemplateNodes, node: Any) -> dict[str, Expression]:
+def _index(node: YamlNode) -> dict[str, Expression]:
     """Groups of index dims: as given, one per entry of a list of names, or all as group `i`."""
-    if file.is_mapping(node):
-        return file.expressions(node, "`index`")
-    whole = file.expression(node)
+    if node.is_mapping:
+        return expressions(node)
+    whole = Expression.of(node)
     text = whole.text.strip()
     groups: dict[str, Expression] = {}
     at = whole.text.find("[") + 1
@@ -425,7 +365,7 @@ def _index(file: TemplateNodes, node: Any) -> dict[str, Expression]:
         origin = whole.origin
         if _PLAIN.fullmatch(name) and not origin.folded and "\n" not in text:
             lead = at + len(part) - len(part.lstrip())
-            origin = Origin(origin.file, origin.line, origin.column + lead)
+            origin = origin.inside(whole.text, lead)
             variable = name.removesuffix("...")
             if variable[1:] not in groups:
                 groups[variable[1:]] = Expression(variable, origin)
@@ -435,39 +375,28 @@ def _index(file: TemplateNodes, node: Any) -> dict[str, Expression]:
     return groups or {"i": whole}
 
 
-def _reductions(file: TemplateNodes, node: Any) -> dict[str, Reduction]:
+def _reductions(node: YamlNode) -> dict[str, Reduction]:
     out: dict[str, Reduction] = {}
-    for name, value in file.mapping(node, "`reduce`").items():
-        if not file.is_mapping(value):
-            out[name] = Reduction(file.expression(value))
+    for name, value in node.mapping().items():
+        if not value.is_mapping:
+            out[name] = Reduction(Expression.of(value))
             continue
-        given = file.mapping(value, "a reduction", ("monoid", "over"))
-        if "monoid" not in given:
-            raise file.error(value, "the reduction has no 'monoid'")
-        over = file.expressions(given["over"], "`over`") if "over" in given else None
-        out[name] = Reduction(file.expression(given["monoid"]), over)
+        given = value.fields("a reduction", ("monoid",), ("over",))
+        over = expressions(given["over"]) if "over" in given else None
+        out[name] = Reduction(Expression.of(given["monoid"]), over)
     return out
 
 
-def _constraints(file: TemplateNodes, node: Any) -> tuple[Constraint, ...]:
+def _constraints(node: YamlNode) -> tuple[Constraint, ...]:
     out = []
-    for name, value in file.mapping(node, "`constraints`").items():
-        given = file.mapping(value, f"the constraint of {name!r}", ("enum",))
-        if "enum" not in given:
-            raise file.error(value, "the constraint has no 'enum'")
-        allowed = file.words(given["enum"], "values")
-        out.append(Constraint(f"${name.removeprefix('$')}", allowed, file.origin(value)))
+    for name, value in node.mapping().items():
+        given = value.fields(f"the constraint of {name!r}", ("enum",))
+        allowed = given["enum"].texts()
+        out.append(Constraint(f"${name.removeprefix('$')}", allowed, Origin.of(value)))
     return tuple(out)
 
 
-def _passages(file: TemplateNodes, node: Any) -> tuple[PassageText, ...]:
-    return tuple(
-        PassageText(file.text(n, "a passage"), file.origin(n))
-        for n in file.sequence(node, "a list of passages")
-    )
-
-
-def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Template) -> None:
+def _check_names(entry: Mapping[str, YamlNode], template: Template) -> None:
     operands = [o.name for o in template.inputs]
     ports = operands + [o.name for o in template.outputs]
     groups = ["i"] if template.index is None else list(template.index)
@@ -492,132 +421,48 @@ def _check_names(file: TemplateNodes, entry: Mapping[str, Any], template: Templa
         for key in table:
             if key not in names:
                 what = f"{key!r} in `{field}` is not declared"
-                raise file.error(entry[field], what, suggestion(key, names))
+                raise entry[field].error(what, suggestion(key, names))
     fixed = [o.name for o in template.inputs if not (o.many or o.optional)]
     for field, table in (("joins", template.joins), ("carries", template.carries)):
         for key in fixed:
             if key in table:
                 hint = f"Where operands may be fewer, they are a list: `{key}...`."
                 what = f"{key!r} in `{field}` is one operand, which is never left out"
-                raise file.error(entry[field], what, hint)
+                raise entry[field].error(what, hint)
     if template.commutes and (len(operands) != 2 or template.inputs[0].many):
-        raise file.error(entry["commutes"], "only a kernel of two operands commutes")
+        raise entry["commutes"].error("only a kernel of two operands commutes")
     if len(set(ports)) < len(ports):
-        raise file.error(entry["inputs"], "two operands or outputs have the same name")
+        raise entry["inputs"].error("two operands or outputs have the same name")
     if template.index is not None:
         for port in ports:
             if port not in template.project:
                 hint = "Give it an `ipf:`, or a place in `project:`."
-                raise file.error(entry["index"], f"nothing is said of how {port!r} is read", hint)
-    _check_reductions(file, entry, template, groups)
+                raise entry["index"].error(f"nothing is said of how {port!r} is read", hint)
+    _check_reductions(entry, template, groups)
 
 
 def _check_reductions(
-    file: TemplateNodes, entry: Mapping[str, Any], template: Template, groups: Sequence[str]
+    entry: Mapping[str, YamlNode], template: Template, groups: Sequence[str]
 ) -> None:
     operands = [o.name for o in template.inputs]
     bound = [n for o in template.inputs if o.pattern and template.reduce for n in o.pattern.names()]
     for name, reduction in template.reduce.items():
         if name in groups:
-            raise file.error(entry["reduce"], f"{name!r} is an index group already")
+            raise entry["reduce"].error(f"{name!r} is an index group already")
         for operand in reduction.over or ():
             if operand not in operands:
                 what = f"{operand!r} in `over` is no operand"
-                raise file.error(entry["reduce"], what, suggestion(operand, operands))
+                raise entry["reduce"].error(what, suggestion(operand, operands))
         if reduction.over is None and f"${name}" not in bound:
             hint = suggestion(f"${name}", list(dict.fromkeys(bound)))
             what = f"no input has a dim ${name} to reduce"
             raise reduction.monoid.error(what, f"{hint} Or say `over: {{operand: dim}}`.")
 
 
-# YAML nodes of template files as texts that know where they stand.
-
-
-class TemplateNodes:
-    """Reads nodes of one file; every error names the file, the line and the column."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.name = path.name
-
-    def origin(self, node: Any) -> Origin:
-        """Where a node's text starts."""
-        start, end = node.start_mark, node.end_mark
-        style = getattr(node, "style", None)
-        if style == "|":
-            # The indentation of block scalars is not in the node; two spaces is ours.
-            return Origin(self.name, start.line + 2, 1)
-        quoted = int(style in ('"', "'"))
-        folded = start.line != end.line and end.column > 0
-        return Origin(self.name, start.line + 1, start.column + 1 + quoted, folded)
-
-    def error(self, node: Any, what: str, hint: str = "") -> TemplateError:
-        """An error at a node."""
-        return TemplateError(what, where=str(self.origin(node)), hint=hint)
-
-    def is_mapping(self, node: Any) -> bool:
-        return isinstance(node, yaml.MappingNode)
-
-    def is_list(self, node: Any) -> bool:
-        return isinstance(node, yaml.SequenceNode)
-
-    def is_null(self, node: Any) -> bool:
-        """Whether nothing is written there."""
-        return bool(getattr(node, "tag", "") == "tag:yaml.org,2002:null")
-
-    def sequence(self, node: Any, what: str) -> list[Any]:
-        """The nodes of a list."""
-        if not isinstance(node, yaml.SequenceNode):
-            raise self.error(node, f"expected {what}")
-        return list(node.value)
-
-    def keyed(self, node: Any, what: str) -> dict[str, tuple[Any, Any]]:
-        """The key and value nodes of a mapping, by name."""
-        if not isinstance(node, yaml.MappingNode):
-            raise self.error(node, f"expected {what}, a mapping")
-        out: dict[str, tuple[Any, Any]] = {}
-        for key, value in node.value:
-            name = self.text(key, "a name")
-            if name in out:
-                raise self.error(key, f"{name!r} is given twice")
-            out[name] = (key, value)
-        return out
-
-    def mapping(self, node: Any, what: str, fields: Sequence[str] = ()) -> dict[str, Any]:
-        """The values of a mapping by name; where `fields` are given, it can have no others."""
-        keyed = self.keyed(node, what)
-        for name, (key, _) in keyed.items():
-            if fields and name not in fields:
-                raise self.error(key, f"unknown field {name!r}", suggestion(name, fields))
-        return {name: value for name, (_, value) in keyed.items()}
-
-    def text(self, node: Any, what: str) -> str:
-        """A scalar as it is written."""
-        if not isinstance(node, yaml.ScalarNode):
-            raise self.error(node, f"expected {what}", "Quote a text that starts with `[` or `{`.")
-        return str(node.value)
-
-    def expression(self, node: Any) -> Expression:
-        return Expression(self.text(node, "an expression"), self.origin(node))
-
-    def expressions(self, node: Any, what: str) -> dict[str, Expression]:
-        return {k: self.expression(v) for k, v in self.mapping(node, what).items()}
-
-    def words(self, node: Any, what: str) -> tuple[str, ...]:
-        return tuple(self.text(n, "a name") for n in self.sequence(node, f"a list of {what}"))
-
-    def list_text(self, node: Any) -> ListText:
-        """A list of expressions, or one expression that gives it."""
-        if not self.is_list(node):
-            whole = self.expression(node)
-            return ListText((whole,), whole, whole=True)
-        entries = tuple(self.expression(n) for n in node.value)
-        return ListText(entries, Expression("", self.origin(node)))
-
-
-def suggestion(name: str, known: Sequence[str]) -> str:
-    """The hint for a name that is not among those known."""
-    near = difflib.get_close_matches(name, known, 1)
-    if near:
-        return f"Did you mean {near[0]!r}?"
-    return f"There are {', '.join(known)}." if known else "There are none."
+def _list_text(node: YamlNode) -> ListText:
+    """A list of expressions, or one expression that gives it."""
+    if not node.is_list:
+        whole = Expression.of(node)
+        return ListText((whole,), whole, whole=True)
+    entries = tuple(map(Expression.of, node.items("a list")))
+    return ListText(entries, Expression("", Origin.of(node)))

@@ -171,7 +171,6 @@ class Site:
     """A softmax over `keys` of scores, with its uses. `derivative` is the product g·vᵀ that the
     backward pass reads: its operand with the keys, then the one with the rows."""
 
-    exponential: Operation
     keys: tuple[Atom, ...]
     scores: Scores
     forward: list[Use] = field(default_factory=list)
@@ -203,7 +202,7 @@ def read_site(views: Views, op: Operation) -> Site | None:
         scores = scores_of(views, op.inputs[0], root, keys)
         if scores is None:
             continue
-        site = Site(op, keys, scores)
+        site = Site(keys, scores)
         _Uses(views, site, (e, root)).read(products, labels)
         if site.forward or site.by_rows or site.by_keys:
             return site
