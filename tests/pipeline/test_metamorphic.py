@@ -35,7 +35,7 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     ),
     "argmax": (
         (2, 3),
-        "few states are gathered quicker than scattered, and two passes are not one",
+        "few states are gathered quicker than scattered; two passes are not one",
     ),
     "largest": ((2,), "the gradient of a maximum is shared among equals, that of top_k is not"),
     "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
