@@ -37,9 +37,9 @@ _NEARLY = 0.5
 # and at most: every network has a turn before another is searched in depth.
 _NODES, _MORE, _MOST_NODES = 32, 8, 2048
 
-# A task that leaves more than this share of a gap is not tried again at the same limits, nor, in
-# large networks, at limits that are no farther from them than by this factor: what bounds at the
-# ones bounds at the others.
+# A task that leaves more than this share of a gap is not tried again at the same limits. In large
+# networks it is not tried at limits within this factor of them either, because cuts hold for all
+# limits.
 _VAIN, _NEAR = 0.8, 1.02
 
 # Other plans are looked for from this share of a plan's peak on: those of larger peaks a front
@@ -51,7 +51,7 @@ _BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
 # too, until none is possible that is smaller by this share; then the share itself is the gap.
 _MOST_GAP, _LITTLE = 1e6, 0.05
 
-# The share of all work that goes to the fastest plans of all networks before any other plan.
+# The share of all work that the search for the fastest plan of every network may take.
 _FOR_FASTEST = 0.4
 
 # The share of what work is left, once one network of each form has been searched for the least

@@ -40,8 +40,9 @@ LEAST = 0.01
 # the first is in any case.
 _SEEN, _MOST_SEEN = 17_500, 60_000
 
-# Where merged collectives hold too much, some are cut in two so often at most.
-_MOST_HALVED = 8
+# Groups of collectives that hold too much memory are halved in at most so many rounds. Of those too
+# small to halve, so many are tried again, those first that save most.
+_MOST_HALVED, _MOST_AGAIN = 12, 4
 
 # Rounded, so much is within a limit as well.
 _JUST = 1.0 + 1e-9
@@ -228,7 +229,7 @@ def _cuts(
     those first that save most. Smaller and smaller groups are tried if that is `worth` it as long
     as the peak stays."""
     held = float(plan.costs.peak_bytes)
-    ways = {candidates.groups(which) for which in WHICH}
+    ways = {candidates.groups(which, waits) for waits in (True, False) for which in WHICH}
     few = LEAST * plan.costs.seconds
     saving = sorted(((x, s) for x, s in ways if s >= few), key=lambda one: (-one[1], repr(one[0])))
     if not any(worth(Cut(groups, saved, held)) for groups, saved in saving):
@@ -237,11 +238,13 @@ def _cuts(
     found: dict[frozenset[Merged], Cut] = {}
     for groups, saved in saving:
         better = any(x.saved >= saved and x.peak <= held * _JUST for x in found.values())
-        if not better and worth(Cut(groups, saved, held)):
-            found.setdefault(frozenset(groups), Cut(groups, saved, _held(peaks, groups)))
-    most = max(found.values(), key=lambda cut: cut.saved)
-    if all(x.peak > held * _JUST for x in found.values()):
-        for x in _halved(most, candidates, peaks, held, lambda saved: worth(Cut((), saved, held))):
+        if better or not worth(Cut(groups, saved, held)):
+            continue
+        cut = Cut(groups, saved, _held(peaks, groups))
+        some = [cut]
+        if not found and cut.peak > held * _JUST:  # of those that save most
+            some += _halved(cut, candidates, peaks, held, lambda saved: worth(Cut((), saved, held)))
+        for x in some:
             found.setdefault(frozenset(x.groups), x)
     kept = [x for x in found.values() if x.saved >= few and x.peak < np.inf]
     return sorted(kept, key=lambda cut: (-cut.saved, cut.peak))
@@ -250,38 +253,63 @@ def _cuts(
 def _halved(
     most: Cut, candidates: Candidates, peaks: Peaks, held: float, worth: Callable[[float], bool]
 ) -> Iterator[Cut]:
-    """Smaller groups than those of a cut, until the peak is no more than what is `held`: whenever
-    it is, those that add most for what they save are cut in two, in the order of their members, as
-    long as what is saved is `worth` it."""
-    groups = [(group, candidates.saved_by(group)) for group in most.groups]
+    """Cuts with smaller and smaller groups, until the peak is at most `held`; then with those again
+    that could not be halved and fit after all.
+
+    Each round looks at every time at which the plan exceeds `held`, and halves those groups that
+    add the most bytes then for each second that they save: as many as add half of what is too much.
+    It ends when a cut is no longer `worth` it.
+    """
+    groups = {group: candidates.saved_by(group) for group in most.groups}
+    gone: dict[Merged, float] = {}
+
+    def cut(peak: float) -> Cut:
+        return Cut(tuple(groups), sum(groups.values()), peak)
+
     for _ in range(_MOST_HALVED):
         try:
-            peak, times = peaks.waiting([group for group, _ in groups], held * _JUST)
+            peak, times = peaks.waiting([*groups], held * _JUST)
         except PlanError:
             return
-        saved = sum(s for _, s in groups)
-        yield Cut(tuple(group for group, _ in groups), saved, peak)
-        some: set[int] = set()
-        for over, waiting in times:
-            dear = [k for k, adds in enumerate(waiting) if adds > 0.0]
-            dear.sort(key=lambda k: -waiting[k] / groups[k][1])
-            covered = np.cumsum([waiting[k] for k in dear])
-            some |= {*dear[: 1 + int(np.searchsorted(covered, over))]}
-            if not dear and groups:  # other values wait for one of them
-                some.add(min(range(len(groups)), key=lambda k: groups[k][1]))
-        if not some or not worth(saved):
+        yield cut(peak)
+        if not times:
+            break
+        if not worth(sum(groups.values())):
             return
-        groups = [
-            (part, saves)
-            for k, (group, saves) in enumerate(groups)
-            for part in (_halves(group) if k in some else (group,))
-            for saves in [candidates.saved_by(part) if k in some else saves]
-            if saves > 0.0
-        ]
+        for group in _too_large(groups, times):
+            halves = {half: candidates.saved_by(half) for half in _halves(group)}
+            gone |= {} if halves else {group: groups[group]}
+            del groups[group]
+            groups |= {half: saves for half, saves in halves.items() if saves > 0.0}
+    for group in sorted(gone, key=lambda group: -gone[group])[:_MOST_AGAIN]:
+        groups[group] = gone[group]
+        peak = _held(peaks, tuple(groups))
+        if peak <= held * _JUST:
+            yield cut(peak)
+        else:
+            del groups[group]
+
+
+def _too_large(
+    groups: Mapping[Merged, float], times: Sequence[tuple[float, Sequence[float]]]
+) -> list[Merged]:
+    """The groups to halve, with the seconds that each saves; `times` are those of `Peaks.waiting`.
+
+    Times at which few groups add anything come first, because they leave the least choice."""
+    some: dict[Merged, None] = {}
+    for over, waiting in sorted(times, key=lambda x: sum(adds > 0.0 for adds in x[1])):
+        adds = dict(zip(groups, waiting, strict=True))
+        left = 0.5 * over - sum(adds[group] for group in some)
+        for group in sorted(groups, key=lambda group: -adds[group] / groups[group]):
+            if left > 0.0 and adds[group] > 0.0 and group not in some:
+                some[group] = None
+                left -= adds[group]
+    # Where none adds anything, another value waits for one of them.
+    return [*some] or sorted(groups, key=lambda group: groups[group])[:1]
 
 
 def _halves(group: Merged) -> list[Merged]:
-    """A group in two, those of one member left out."""
+    """The two halves of a group, without those that have a single member."""
     middle = len(group) // 2
     return [part for part in (group[:middle], group[middle:]) if len(part) > 1]
 

@@ -71,22 +71,22 @@ class Candidates:
             late = kind[0] == "all_gather"  # fetched for their readers, not sent when made
             members.sort(key=lambda m: (walk.read_at(m.move) if late else 0, m.maker, m.key[0]))
         self._by_key = {m.key: (kind, m) for kind, own in self.members.items() for m in own}
-        self._groups: dict[Which, tuple[tuple[Merged, ...], float]] = {}
+        self._groups: dict[tuple[Which, bool], tuple[tuple[Merged, ...], float]] = {}
 
     def most_saved(self) -> float:
         """Seconds that merging can save at most, of what is tried."""
         return max(self.groups(which)[1] for which in WHICH)
 
-    def groups(self, which: Which) -> tuple[tuple[Merged, ...], float]:
+    def groups(self, which: Which, waits: bool = True) -> tuple[tuple[Merged, ...], float]:
         """Copies to merge, as many as may be, none waiting for another, and the seconds that this
-        saves."""
-        if which not in self._groups:
-            runs = [run for kind, run in self._runs(which) if self._gain(kind, run) > 0.0]
+        saves. Unless some `waits`, no kernel that reads a gathered copy runs later for it."""
+        if (which, waits) not in self._groups:
+            runs = [run for kind, run in self._runs(which, waits) if self._gain(kind, run) > 0.0]
             if which == "next":  # others know no circles
                 runs = [run for run in untangled(runs, self.saved) if self.saved(run) > 0.0]
             keys = tuple(tuple(m.key for m in run) for run in runs)
-            self._groups[which] = keys, sum(map(self.saved, runs))
-        return self._groups[which]
+            self._groups[which, waits] = keys, sum(map(self.saved, runs))
+        return self._groups[which, waits]
 
     def saved_by(self, group: Merged) -> float:
         """Seconds that the copies of a group take less if they are one."""
@@ -96,21 +96,22 @@ class Candidates:
         """Seconds that copies of one kind take less if they are one."""
         return self._gain(self._by_key[members[0].key][0], members)
 
-    def _runs(self, which: Which) -> Iterator[tuple[Kind, list[Member]]]:
+    def _runs(self, which: Which, waits: bool) -> Iterator[tuple[Kind, list[Member]]]:
         """Members that need not wait for each other, two or more."""
         level: Mapping[Key, int] = {}
         if which != "next":
             every = [m for own in self.members.values() for m in own]
             level = levels(self.walk, every, which == "before")
         for kind, members in self.members.items():
-            run = _Run(self._most_bytes)
+            at_once = kind[0] == "all_gather" and not waits
+            run = _Run(self.walk, self._most_bytes, at_once)
             # None of a level waits for another, nor do levels for each other in a circle.
             for m in sorted(members, key=lambda m: level[m.key]) if level else members:
                 same = not level or not run.members or level[run.members[-1].key] == level[m.key]
                 if not (same and run.takes(m)):
                     if len(run.members) > 1:
                         yield kind, run.members
-                    run = _Run(self._most_bytes)
+                    run = _Run(self.walk, self._most_bytes, at_once)
                 run.add(m)
             if len(run.members) > 1:
                 yield kind, run.members
@@ -128,12 +129,13 @@ class Candidates:
 
 class _Run:
     """Members that one collective may have: none waits for another, and the compiler makes one of
-    so much."""
+    so much. `at_once`: what is gathered is made before the first kernel reads any of it."""
 
-    def __init__(self, most: float) -> None:
-        self.most = most
+    def __init__(self, walk: Walk, most: float, at_once: bool) -> None:
+        self.walk, self.most, self.at_once = walk, most, at_once
         self.members: list[Member] = []
         self.size, self.readers, self.before = 0.0, 0, 0
+        self.made, self.read = -1, walk.ground.lives.end
 
     def takes(self, m: Member) -> bool:
         """Whether one more may be among them."""
@@ -141,13 +143,23 @@ class _Run:
             return True
         if self.readers & m.before or m.readers & self.before:
             return False
-        return self.size + m.payload <= self.most
+        if self.size + m.payload > self.most:
+            return False
+        return not self.at_once or max(self.made, self._made(m)) <= min(self.read, self._read(m))
 
     def add(self, m: Member) -> None:
         """One more is among them."""
         self.members.append(m)
         self.size += m.payload
         self.readers, self.before = self.readers | m.readers, self.before | m.before
+        self.made, self.read = max(self.made, self._made(m)), min(self.read, self._read(m))
+
+    def _made(self, m: Member) -> int:
+        return self.walk.ground.lives.made(m.move.value) + 1
+
+    def _read(self, m: Member) -> int:
+        """When a kernel reads it first: a new state is read when a step is over."""
+        return self.walk.read_at(m.move) if m.readers else self.walk.ground.lives.end
 
 
 def untangled(

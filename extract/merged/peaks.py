@@ -174,11 +174,11 @@ class Peaks:
     def waiting(
         self, merged: Sequence[Merged], held: float
     ) -> tuple[float, list[tuple[float, list[float]]]]:
-        """The peak with some copies merged; and of every time when more is `held`, by how many
-        bytes at most, and how many of them each of these adds then: of what waits for others in it,
-        beyond what is there of the same values when the same unit runs in the plan as it is.
+        """The peak with some copies merged, and the times at which the plan exceeds `held` bytes:
+        by how many bytes at most, and how many of them each group adds.
 
-        Raises PlanError where some wait for each other.
+        A group adds the values of its members that are alive then, and are not when the same unit
+        runs in the plan without merging. Raises PlanError if some groups wait for each other.
         """
         now, values = self._arrays(merged), len(self._values)
         profile = now.profile()

@@ -16,8 +16,8 @@ from tapestry_egg.shard.strategies import Budget
 # Units of search, each about what one processor does in a second, and more for each operation of
 # the program, where nothing else is asked for: a short program is not searched for a minute.
 _WORK, _PER_OPERATION = 2.0, 1.0 / 1500.0
-# At least so many passes of messages over the tables of all networks. On meshes of two axes tables
-# are large: the step of two GPT-2 layers on 8x8 devices has those of twelve on 8.
+# The search has work for at least so many passes of messages over the tables of all networks. Two
+# mesh axes make tables large: two GPT-2 layers on 8x8 devices have as many entries as twelve on 8.
 _PASSES = 60.0
 # Entries of tables that are made, in any case and for each unit of work: two million take a second.
 _ENTRIES, _ENTRIES_PER_WORK = 2e6, 2e6

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import permutations
+from itertools import permutations, product
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import networkx as nx
 import numpy as np
@@ -16,7 +16,7 @@ from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front import merging
 from tapestry_egg.extract.merged import members
-from tapestry_egg.extract.merged.members import WHICH, Candidates, Member, untangled
+from tapestry_egg.extract.merged.members import Candidates, Member, Which, untangled
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
@@ -180,8 +180,8 @@ def test_none_waits_for_another_and_sets_not_in_a_circle(plans: list[Plan]) -> N
     for plan in plans:
         walk, found = candidates(plan)
         graph = waits(walk, found)
-        for which in WHICH:
-            groups, _ = found.groups(which)
+        for which, gathers in product(("before", "after"), (True, False)):
+            groups, _ = found.groups(which, gathers)
             sound(graph, groups)
             sets += len(groups)
     assert sets > 10
@@ -191,7 +191,9 @@ def test_none_waits_for_another_and_sets_not_in_a_circle(plans: list[Plan]) -> N
 def test_what_may_be_saved_is_the_most_of_all_that_is_tried(plans: list[Plan]) -> None:
     for plan in plans:
         _, found = candidates(plan)
-        assert found.most_saved() == max(found.groups(which)[1] for which in WHICH)
+        ways = product(get_args(Which), (True, False))
+        saved = [found.groups(*way)[1] for way in ways]
+        assert found.most_saved() == max(saved)
 
 
 @pytest.mark.slow

@@ -50,8 +50,9 @@ def plans() -> list[Plan]:
 
 def cuts(found: Candidates) -> Iterator[tuple[Merged, ...]]:
     yield ()
-    for which in WHICH:
-        yield found.groups(which)[0]
+    for waits in (False, True):
+        for which in WHICH:
+            yield found.groups(which, waits)[0]
     for own in found.members.values():  # and some that no run is
         yield from in_runs([m.key for m in own[:4]])
 

@@ -99,43 +99,66 @@ def test_what_is_told_of_cuts_is_what_plans_have(plans: list[Plan]) -> None:
         found = candidates_of(plan)
         alone = counted(plan, ())[1]
         for which in WHICH:
-            groups, saved = found.groups(which)
+            groups, saved = found.groups(which, waits=False)
             cost = counted(plan, groups)[1]
             assert cost.seconds == pytest.approx(alone.seconds - saved, rel=1e-9)
             cuts += bool(groups)
     assert cuts > 5
 
 
+def test_who_reads_gathered_copies_comes_later_only_where_that_is_asked_for(
+    plans: list[Plan], later: list[Plan]
+) -> None:
+    moved = 0
+    for plan in (*plans, *later):
+        found = candidates_of(plan)
+        gathers = {m.key for kind, own in found.members.items() for m in own if "gather" in kind[0]}
+        for which in WHICH:
+            for waits in (False, True):
+                groups, _ = found.groups(which, waits)
+                some = [group for group in groups if gathers.issuperset(group)]
+                comes_later = counted(plan, some)[0].graph is not plan.graph
+                assert waits or not comes_later
+                moved += comes_later
+    assert moved
+
+
 def test_all_cuts_that_are_worth_it_are_tried(plans: list[Plan], later: list[Plan]) -> None:
-    """By levels, and in runs; each with what a plan so merged holds, and smaller groups where that
-    holds more."""
+    """By levels, and in runs, whether kernels that read gathered copies come later or not; each
+    with what a plan so merged holds, and smaller groups where that holds more."""
     seen: Counter[str] = Counter()
     for plan in (*plans, *later):
         found = candidates_of(plan)
+        ways = {
+            "stays": [found.groups("next", waits=False)],
+            "waits": [found.groups("next")],
+            "levels": [found.groups(which) for which in WHICH[1:]],
+        }
         least = LEAST * plan.costs.seconds
-        runs, levels = (
-            {frozenset(groups) for groups, saved in map(found.groups, some) if saved >= least}
-            for some in (WHICH[:1], WHICH[1:])
-        )
+        worth = {
+            k: {frozenset(groups) for groups, saved in own if saved >= least}
+            for k, own in ways.items()
+        }
         tried = _cuts(plan, found)
         for cut in tried:
             _, cost = counted(plan, cut.groups)
             assert cut.peak == pytest.approx(max(cost.profile), rel=1e-9)
             assert cost.seconds == pytest.approx(plan.costs.seconds - cut.saved, rel=1e-9)
         known = {frozenset(c.groups) for c in tried}
-        for groups in (runs | levels) - known:
+        for groups in {*worth["stays"], *worth["waits"], *worth["levels"]} - known:
             # Some copies wait for others of their own, or another way saves more and holds no more.
             saved = sum(found.saved_by(group) for group in groups)
             held = plan.costs.peak_bytes * (1 + 1e-9)
             if not any(cut.saved >= saved and cut.peak <= held for cut in tried):
                 with pytest.raises(PlanError):
                     counted(plan, tuple(groups))
-        seen["runs"] += len((runs & known) - levels)
-        seen["levels"] += len((levels & known) - runs)
+        seen["stays"] += len((worth["stays"] & known) - worth["waits"])
+        seen["waits"] += len((worth["waits"] & known) - worth["stays"])
+        seen["levels"] += len((worth["levels"] & known) - worth["stays"] - worth["waits"])
         most = max(tried, key=lambda c: c.saved, default=None)
         if most is not None and most.peak > plan.costs.peak_bytes:
-            seen["smaller"] += len(known - runs - levels)
-    assert len(+seen) == 3, seen
+            seen["smaller"] += len(known - worth["stays"] - worth["waits"] - worth["levels"])
+    assert len(+seen) == 4, seen
 
 
 def test_smaller_groups_save_what_the_peak_allows(plans: list[Plan], later: list[Plan]) -> None:

@@ -71,7 +71,7 @@ def test_reduced_dims_follow_new_index_dims(
         ("$m", "{r: {monoid: sum, over: {x: 1, y: 0}}}", "the dims to reduce differ: [3] and [4]"),
         ("$m", "{r: {monoid: sum, over: {z: 1}}}", "'z' in `over` is no operand"),
         ("$m", "{m: sum, r: {monoid: sum, over: {x: 2}}}", "dim 2 of operand 0 is reduced twice"),
-        ("$m", "{r: {over: {x: 2}}}", "the reduction has no 'monoid'"),
+        ("$m", "{r: {over: {x: 2}}}", "'monoid' is missing in a reduction"),
     ],
 )
 def test_reductions_that_cannot_be(tmp_path: Path, extent: str, reduce: str, said: str) -> None:

@@ -17,9 +17,9 @@ from jax import lax
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.pipeline import optimize
 from tapestry_egg.runtime import compile
-from tapestry_egg.runtime.lower.kernels.block import _has_gaps
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.trace import trace
+from tapestry_egg.zspace import has_gaps
 from tests.plans.plans import plan_by_hand, signature_of
 from tests.runtime.lowered import F32, MESH, X, Y, each_strategy, numbers, same
 
@@ -190,4 +190,4 @@ def test_boxes_leave_holes_where_counting_finds_some(
     points = [sum(p) for p in product(*([a * i for i in range(n)] for a, n in dims))]
     covered = {p + k for p in points for k in range(size)}
     holes = len(covered) < max(covered) - min(covered) + 1
-    assert _has_gaps([a for a, _ in dims], size, [n for _, n in dims]) == holes
+    assert has_gaps([a for a, _ in dims], size, [n for _, n in dims]) == holes
