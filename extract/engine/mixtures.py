@@ -82,7 +82,7 @@ class Mixtures:
     Networks of one form on several meshes that have the same moments share their mixtures: prices
     that were found on one of them are where others begin. `places` are the cuts that each network
     has proved, by its number, and their prices; `leanest` [moments] are shares of the price of
-    memory at which one of them has a plan of a small peak.
+    memory, once at which one of them has a plan of a small peak, once that prove it small.
     """
 
     def __init__(self, longest: Timeline | Latencies | None) -> None:
@@ -92,7 +92,7 @@ class Mixtures:
         self._mattered = [0]  # per path, in which program last
         self._programs = 0
         self.places: list[tuple[int, Cut, Prices]] = []
-        self.leanest: Floats | None = None
+        self.leanest: tuple[Floats, Floats] | None = None
 
     def add(
         self, network: int, rows: Ints, lengths: Floats, profile: Floats, joules: float

@@ -321,34 +321,36 @@ class Search:
             return
         total = _LEAN * fast.seconds / fast.peak
         if self.mixtures.leanest is None:
-            least, weights = self._lean(fast, total)
-            self.mixtures.leanest = weights
+            least, finding, proving = self._lean(fast, total)
+            self.mixtures.leanest = finding, proving
+            found = self.settle(Prices(total * proving), _SWEEPS, [least.rows])
         else:  # those of another network of the form
-            least, weights = fast, self.mixtures.leanest
-        prices = Prices(total * weights)
-        found = self.settle(prices, _SWEEPS, [least.rows])
+            finding, proving = self.mixtures.leanest
+            least = fast
+            found = self.settle(Prices(total * finding), _SWEEPS, [fast.rows])
         self._remember(self._here())
         least = min(least, found, key=lambda c: c.peak)
         self._descended(least, least.peak)
         messages = self.all.state.messages.copy()
         self.all.state.messages[:] /= total
         enough = min(c.peak for c in self.archive.candidates) / (1.0 + self.gap)
-        self.bound(Prices(weights, second=0.0), _SWEEPS, enough=enough)
+        self.bound(Prices(proving, second=0.0), _SWEEPS, enough=enough)
         self.all.state.messages[:] = messages
 
-    def _lean(self, fast: Candidate, total: float) -> tuple[Candidate, Floats]:
-        """A plan of a small peak, and shares of the `total` price of memory that lead to one."""
+    def _lean(self, fast: Candidate, total: float) -> tuple[Candidate, Floats, Floats]:
+        """A plan of a small peak, the shares of the `total` price of memory that led to it, and
+        those after the last step, which prove most."""
         used = self._profile(fast.rows)
         weights = _weights(np.ones_like(used), used)
         self.bound(Prices(total * weights), _SWEEPS)
-        part, least = self._core([fast.rows]), fast
+        part, least, best = self._core([fast.rows]), fast, weights
         for _ in range(_LEAN_STEPS):
             found = self.settle(Prices(total * weights), _SWEEPS, (), part)
             if found.peak < least.peak:
-                least = found
+                least, best = found, weights
             used = 0.5 * (used + self._profile(found.rows))
             weights = _weights(weights, used)
-        return least, weights
+        return least, best, weights
 
     def frugal(self) -> None:
         """Find plans of few joules, and prove that none takes many fewer than the most frugal."""

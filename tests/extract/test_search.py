@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine import search as engine_search
 from tapestry_egg.extract.engine.archive import Archive, Candidate, Limits, shown
-from tapestry_egg.extract.engine.race import Effort, Race, race, searches_of
+from tapestry_egg.extract.engine.race import Effort, Race, Task, race, searches_of
 from tapestry_egg.extract.engine.search import Search
 from tapestry_egg.extract.engine.transport import archive_arrays, archive_from
 from tapestry_egg.extract.front.merge import NetworkResult, worth_a_plan
@@ -442,3 +442,53 @@ def test_only_the_fastest_within_limits_is_asked_for(seed: int) -> None:
     Race(searches, Effort(work=5.0, front=False), limit).run()
     best = searches[0].archive.best(limit.peak)
     assert best is not None and best.peak <= limit.peak
+
+
+def test_the_fastest_plans_leave_work_for_plans_of_less_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each network may take its share of two fifths; all of it, if nothing else is asked for."""
+    monkeypatch.setattr(engine_search, "SMALL", 0)
+    given: list[float] = []
+
+    def fastest(search: Search, known: float = np.inf, most: float = np.inf) -> None:
+        given.append(most)
+
+    monkeypatch.setattr(Search, "fastest", fastest)
+    for front in (True, False):
+        searches = searches_of([ladder(k, 12) for k in range(4)], 0.0)
+        for network in range(4):
+            Race(searches, Effort(work=20.0, front=front))._fastest(network)()
+    assert given[:4] == pytest.approx([2.0] * 4) and given[4:] == pytest.approx([5.0] * 4)
+
+
+def test_a_network_of_a_form_begins_its_smallest_peak_where_another_ended() -> None:
+    """One core of one network is searched; the other network finds a small peak at its prices."""
+    first, second = searches_of([ladder(3, 20)] * 2, 1e-4, [0, 0])
+    for s in (first, second):
+        s.fastest()
+    before = [s.work.units for s in (first, second)]
+    first.leanest()
+    second.leanest()
+    spent = [s.work.units - b for s, b in zip((first, second), before, strict=True)]
+    assert spent[1] < 0.5 * spent[0]
+    least = [min(c.peak for c in s.archive.candidates) for s in (first, second)]
+    assert least[1] <= 1.05 * least[0]
+    assert least[1] < min(second.archive.candidates, key=lambda c: c.costs).peak
+
+
+def test_limits_close_to_vain_ones_are_not_tried(method: str) -> None:
+    """In large networks, where cuts hold for all limits; small ones are closed at each."""
+    race = Race(searches_of([ladder(3, 12)] * 2, 0.0), Effort(work=1.0))
+    race._vain = {Task(0, Limits(100.0, np.inf), 0, 1.0)}
+    vain = [
+        race._is_vain(Task(network, Limits(peak, joules), 0, 1.0))
+        for network, peak, joules in (
+            (0, 100.0, np.inf),
+            (0, 101.0, np.inf),
+            (0, 103.0, np.inf),
+            (0, 101.0, 5.0),
+            (1, 100.0, np.inf),
+        )
+    ]
+    assert vain == [True, method == "bounded by prices", False, False, False]
