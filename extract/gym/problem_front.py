@@ -10,6 +10,7 @@ from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine.archive import Archive, so_far
 from tapestry_egg.extract.engine.race import Effort, Race, searches_of
 from tapestry_egg.extract.problem.problem import Problem
+from tapestry_egg.parallel.deadline import interruptible
 from tapestry_egg.parallel.executors import INTERRUPTED
 
 from .check import row_costs
@@ -47,7 +48,8 @@ def problem_front(
     searched = Race(searches_of([problem], gap), effort, report=report)
     notes: tuple[str, ...] = ()
     try:
-        searched.run()
+        with interruptible():
+            searched.run()
     except KeyboardInterrupt:
         if not searched.searches[0].archive.candidates:
             raise

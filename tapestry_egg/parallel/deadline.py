@@ -72,13 +72,32 @@ def _collecting(frame: FrameType | None) -> bool:
 
 
 @contextmanager
+def interruptible() -> Iterator[None]:
+    """Raise KeyboardInterrupt for Ctrl-C inside compiled code as well.
+
+    A call of compiled code that is interrupted, while it is loaded for example, ends in a
+    SystemError, whose cause, or the cause of that, is the KeyboardInterrupt.
+    """
+    try:
+        yield
+    except SystemError as error:
+        cause: BaseException | None = error
+        while isinstance(cause, SystemError):
+            cause = cause.__cause__
+        if isinstance(cause, KeyboardInterrupt):
+            raise KeyboardInterrupt from error
+        raise
+
+
+@contextmanager
 def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator[None]:
     """Raise `TimeUp` inside when the deadline (`time.perf_counter`) comes, or what else is `over`,
     which is asked now and then."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(
         signal, "setitimer"
     ):
-        yield
+        with interruptible():
+            yield
         return
 
     def left() -> float:
@@ -100,7 +119,8 @@ def ends_at(deadline: float, over: Callable[[], bool] | None = None) -> Iterator
     before = signal.signal(signal.SIGALRM, ring)
     signal.setitimer(signal.ITIMER_REAL, left())
     try:
-        yield
+        with interruptible():
+            yield
     except Exception as error:
         # A library's C code that calls Python raises an error of its own in the end's place: NumPy
         # says of arrays of records that it cannot compare them.

@@ -20,6 +20,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import OBJECTIVES as OBJECTIVES
 from tapestry_egg.machine.objectives import Objective
 from tapestry_egg.machine.target import Target
+from tapestry_egg.parallel.deadline import interruptible
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
@@ -182,7 +183,8 @@ def run_passes(
             continue
         telling = _Telling(question.tell, each)
         try:
-            made = each.run(replace(state, question=replace(question, tell=telling)))
+            with interruptible():
+                made = each.run(replace(state, question=replace(question, tell=telling)))
         except KeyboardInterrupt:
             if not each.spare:
                 raise

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from tapestry_egg.extract.engine.archive import Limits, so_far
 from tapestry_egg.extract.front.notes import note
 from tapestry_egg.machine.objectives import SEARCHED, objective
+from tapestry_egg.parallel.deadline import interruptible
 from tapestry_egg.progress import Phase
 
 from . import omissions
@@ -65,7 +66,8 @@ def search_networks(state: State) -> State:
         within=_within(q, state.networks),
     )
     try:
-        found.run()
+        with interruptible():
+            found.run()
         interrupted = False
     except KeyboardInterrupt:  # it may come where nothing is found yet
         if not any(s.archive.candidates for s in searches):

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.front.notes import INTERRUPTED
+from tapestry_egg.parallel.deadline import ends_at, interruptible
 
 #: A program of which a first front is there early, and much is left to do.
 PROGRAM = """
@@ -129,3 +131,23 @@ def test_a_zoo_that_is_interrupted_prints_its_table() -> None:
     process = begun("-m", "benchmarks.zoo", "mlp", "gpt2", "--work", 1, folder=ROOT)
     said = interrupted(process, "mlp  h100:8")
     assert "worst gap" in said and said.count("mlp  ") == 2
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_an_interruption_within_compiled_code_is_one(depth: int) -> None:
+    """Python calls it a SystemError, once for each call of C code between."""
+
+    def loaded(calls: int) -> None:
+        if not calls:
+            raise KeyboardInterrupt
+        try:
+            loaded(calls - 1)
+        except BaseException as error:
+            raise SystemError("returned a result with an exception set") from error
+
+    with pytest.raises(KeyboardInterrupt), interruptible():
+        loaded(depth)
+    with pytest.raises(KeyboardInterrupt), ends_at(time.perf_counter() + 60.0):
+        loaded(depth)
+    with pytest.raises(SystemError, match="of another kind"), interruptible():
+        raise SystemError("of another kind") from ValueError()
