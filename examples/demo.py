@@ -55,7 +55,8 @@ def planned(name: str, config: Any, out: Path) -> te.Front:
     te.save(front, out / f"{name}.front.json")
     front.plot(out / ("front.svg" if name == "gpt2" else f"{name}.front.svg"))
     if INTERRUPTED in front.notes:
-        sys.exit("error: interrupted")
+        print("error: interrupted", file=sys.stderr)
+        sys.exit(130)  # as a shell has it
     return front
 
 
