@@ -281,6 +281,8 @@ def _halved(
             gone |= {} if halves else {group: groups[group]}
             del groups[group]
             groups |= {half: saves for half, saves in halves.items() if saves > 0.0}
+    else:
+        return  # too much is held still
     for group in sorted(gone, key=lambda group: -gone[group])[:_MOST_AGAIN]:
         groups[group] = gone[group]
         peak = _held(peaks, tuple(groups))

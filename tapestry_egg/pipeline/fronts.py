@@ -34,11 +34,14 @@ from .state import Question, State
 def merge_front(state: State) -> State:
     """One front of all forms and meshes: plans, each with the least that any mesh has proven for
     its own peak and joules. If one plan was wanted soon, and none is within the limits, all that a
-    front is made of is searched first."""
+    front is made of is searched first. Raises KeyboardInterrupt if the search was interrupted
+    before a plan was within the limits."""
     try:
         return _merged(state)
     except ExtractError:
-        if state.question.wide or state.interrupted:
+        if state.interrupted:
+            raise KeyboardInterrupt from None
+        if state.question.wide:
             raise
     return _merged(_further(state))
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.errors import GraphError
+from tapestry_egg.errors import ExtractError, GraphError
 from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import pipeline
@@ -96,6 +96,27 @@ def test_whenever_it_is_interrupted_a_search_leaves_a_front(
     program = te.trace(lambda x, w: jnp.tanh(x @ w), X, W)
     front = te.optimize(program, "h100:2", settings=Settings(work=0.1))
     assert len(front) and INTERRUPTED in front.notes
+
+
+def test_an_interruption_before_a_plan_is_within_the_limits_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nothing is said of limits that a longer search may have met."""
+
+    def ended(_: State) -> State:
+        raise KeyboardInterrupt
+
+    def optimized() -> te.Front:
+        limits = {"peak_bytes": 16}
+        program = te.trace(lambda x, w: jnp.tanh(x @ w), X, W)
+        return te.optimize(program, "h100:2", limits=limits, settings=Settings(work=0.1))
+
+    with pytest.raises(ExtractError, match="no plan meets the limits"):
+        optimized()
+    table = tuple(replace(p, run=ended) if p.name == "search_networks" else p for p in PASSES)
+    monkeypatch.setattr(pipeline, "PASSES", table)
+    with pytest.raises(KeyboardInterrupt):
+        optimized()
 
 
 def test_progress_tells_every_pass_by_its_name(front: te.Front) -> None:
