@@ -15,8 +15,11 @@ from jax import lax
 from jax.extend.core import Literal
 
 from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.pipeline import optimize
 from tapestry_egg.plans.plan import Strategy
+from tapestry_egg.runtime import compile
 from tapestry_egg.runtime.lower.host_calls import Caller
+from tapestry_egg.runtime.lower.kernels import spellings
 from tapestry_egg.runtime.lower.kernels.kernels import run_kernel
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.runtime.lower.order import stored
@@ -270,6 +273,24 @@ def test_the_largest_element_is_found_in_one_pass(dtype: str, turned: bool) -> N
         np.testing.assert_array_equal(made.astype(float), wanted.astype(float))
     found = {k: str(jax.make_jaxpr(_local(partial(fn, k=k), (x,), "cuda"))(x)) for k in (1, 2)}
     assert "top_k" not in found[1] and "top_k" in found[2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_the_largest_element_of_a_cut_dim_is_that_of_the_whole(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each device finds its own as GPUs do, and then the first of the greatest among these."""
+    ends = [0.0, -0.0, -np.inf, -np.nan, 1.0, -1.0] if dtype != "int8" else [-128, -127]
+    x = np.random.default_rng(0).choice(np.asarray(ends), 4096).astype(jnp.dtype(dtype))
+    program = trace(lambda x: lax.top_k(x, 1), x)
+    front = optimize(program, "cpu:8", pins={"[0]": ("x",)}, mesh_shapes=[MeshShape(("x",), (8,))])
+    monkeypatch.setattr(spellings, "GPUS", ("cpu",))
+    for plan in front.plans:
+        run = compile(plan)
+        assert "top_k" not in str(jax.make_jaxpr(run)(x))
+        for made, wanted in zip(run(x), lax.top_k(x, 1), strict=True):
+            assert np.asarray(made).tobytes() == np.asarray(wanted).tobytes()
 
 
 def test_gradients_of_overlapping_windows_are_not_scattered() -> None:
