@@ -81,8 +81,9 @@ class Mixtures:
 
     Networks of one form on several meshes that have the same moments share their mixtures: prices
     that were found on one of them are where others begin. `places` are the cuts that each network
-    has proved, by its number, and their prices; `leanest` [moments] are shares of the price of
-    memory, once at which one of them has a plan of a small peak, once that prove it small.
+    has proved, by its number, and their prices. `leanest` are two distributions of the price of
+    memory over moments: the one that led a network to a plan of a small peak, and the one that
+    proves the most about peaks.
     """
 
     def __init__(self, longest: Timeline | Latencies | None) -> None:

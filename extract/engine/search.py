@@ -324,7 +324,7 @@ class Search:
             least, finding, proving = self._lean(fast, total)
             self.mixtures.leanest = finding, proving
             found = self.settle(Prices(total * proving), _SWEEPS, [least.rows])
-        else:  # those of another network of the form
+        else:  # another network of the form has found them
             finding, proving = self.mixtures.leanest
             least = fast
             found = self.settle(Prices(total * finding), _SWEEPS, [fast.rows])
@@ -338,8 +338,8 @@ class Search:
         self.all.state.messages[:] = messages
 
     def _lean(self, fast: Candidate, total: float) -> tuple[Candidate, Floats, Floats]:
-        """A plan of a small peak, the shares of the `total` price of memory that led to it, and
-        those after the last step, which prove most."""
+        """A plan of a small peak, the distribution of the `total` price of memory that led to it,
+        and the distribution after the last step, which proves most."""
         used = self._profile(fast.rows)
         weights = _weights(np.ones_like(used), used)
         self.bound(Prices(total * weights), _SWEEPS)

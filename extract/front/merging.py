@@ -225,9 +225,9 @@ def _shown(costs: Floats, first: int) -> list[int]:
 def _cuts(
     plan: Plan, candidates: Candidates, worth: Callable[[Cut], bool] = lambda _: True
 ) -> list[Cut]:
-    """Ways to merge that save a share worth telling, each with the peak that the plan then has;
-    those first that save most. Smaller and smaller groups are tried if that is `worth` it as long
-    as the peak stays."""
+    """Ways to merge that save at least the share `LEAST` of the seconds, each with the peak of the
+    merged plan; those first that save most. If the one that saves most raises the peak, smaller
+    groups are tried as well, as long as that is `worth` it."""
     held = float(plan.costs.peak_bytes)
     ways = {candidates.groups(which, waits) for waits in (True, False) for which in WHICH}
     few = LEAST * plan.costs.seconds
@@ -253,8 +253,8 @@ def _cuts(
 def _halved(
     most: Cut, candidates: Candidates, peaks: Peaks, held: float, worth: Callable[[float], bool]
 ) -> Iterator[Cut]:
-    """Cuts with smaller and smaller groups, until the peak is at most `held`; then with those again
-    that could not be halved and fit after all.
+    """Cuts with smaller and smaller groups, until the peak is at most `held` bytes. Groups that were
+    too small to halve and were left out are then added again, if the peak allows it.
 
     Each round looks at every time at which the plan exceeds `held`, and halves those groups that
     add the most bytes then for each second that they save: as many as add half of what is too much.
@@ -282,7 +282,7 @@ def _halved(
             del groups[group]
             groups |= {half: saves for half, saves in halves.items() if saves > 0.0}
     else:
-        return  # too much is held still
+        return  # the peak is still too high
     for group in sorted(gone, key=lambda group: -gone[group])[:_MOST_AGAIN]:
         groups[group] = gone[group]
         peak = _held(peaks, tuple(groups))
@@ -306,7 +306,7 @@ def _too_large(
             if left > 0.0 and adds[group] > 0.0 and group not in some:
                 some[group] = None
                 left -= adds[group]
-    # Where none adds anything, another value waits for one of them.
+    # If no group adds anything, some other value is alive for longer because of one of them.
     return [*some] or sorted(groups, key=lambda group: groups[group])[:1]
 
 

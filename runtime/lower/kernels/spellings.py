@@ -77,9 +77,11 @@ def _product(call: Call) -> list[jax.Array]:
 
 
 def few_largest(call: Call, x: jax.Array, k: int) -> list[jax.Array]:
-    """The `k` largest elements along a dim, and their places, as `top_k` has them. One is found in
-    a pass over all, for which XLA for GPUs would sort: the greatest in the order of `top_k`, which
-    is that of floats as whole numbers, where -0 comes before 0 and NaN last."""
+    """The `k` largest elements along a dim, and their places, as `top_k` returns them.
+
+    XLA for GPUs sorts for any `k`. A single element is found in one pass instead. The order is that
+    of `top_k`: floats compare as integers of their bits do, so -0 is less than 0, and NaN is the
+    greatest."""
     import jax.numpy as jnp
     from jax import lax
 
