@@ -253,8 +253,8 @@ def _cuts(
 def _halved(
     most: Cut, candidates: Candidates, peaks: Peaks, held: float, worth: Callable[[float], bool]
 ) -> Iterator[Cut]:
-    """Cuts with smaller and smaller groups, until the peak is at most `held` bytes. Groups that were
-    too small to halve and were left out are then added again, if the peak allows it.
+    """Cuts with smaller and smaller groups, until the peak is at most `held` bytes. Groups that are
+    left out because they cannot be halved are then added again, if the peak allows it.
 
     Each round looks at every time at which the plan exceeds `held`, and halves those groups that
     add the most bytes then for each second that they save: as many as add half of what is too much.
