@@ -120,7 +120,7 @@ def test_a_search_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
 def test_a_demo_that_is_interrupted_leaves_its_front(tmp_path: Path) -> None:
     process = begun("-m", "examples.demo", tmp_path / "out", folder=ROOT)
     said = interrupted(process, "merge_sent")  # plans that fit a device are found by then
-    assert INTERRUPTED in said and said.endswith("error: interrupted\n")
+    assert str(INTERRUPTED) in said and said.endswith("error: interrupted\n")
     front = te.load(tmp_path / "out" / "gpt2.front.json")
     assert isinstance(front, te.Front) and len(front)
     assert (tmp_path / "out" / "front.svg").exists() and "run p0" not in said
