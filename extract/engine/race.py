@@ -54,10 +54,6 @@ _MOST_GAP, _LITTLE = 1e6, 0.05
 # The share of all work that the search for the fastest plan of every network may take.
 _FOR_FASTEST = 0.4
 
-# The share of what work is left, once one network of each form has been searched for the least
-# peak, that goes to limits in these before all others are taken up.
-_FOR_QUICKEST = 0.4
-
 #: Takes the archives of all networks whenever one may have improved.
 Report = Callable[[Sequence[Archive]], None]
 
@@ -129,19 +125,15 @@ class Race:
             return
         if not quick and (1 in self.effort.wanted or self.limits is not None):
             found = self._satisfied  # else more work than was asked for is done
-            first = [*coarse, *fine] if small else self._quickest_of_forms()
-            self._ends(pool, first, lambda k: self.searches[k].leanest, found)
-            if self.effort.front and len(first) < len(self.searches):
-                spent = self._spent()
-                self._tasks(pool, first, spent + _FOR_QUICKEST * (self.effort.work - spent))
-            others = [k for k in [*coarse, *fine] if k not in first]
-            self._ends(pool, others, lambda k: self.searches[k].leanest, found)
+            first = [] if small else self._quickest_of_forms()
+            in_turn = [*dict.fromkeys([*first, *coarse, *fine])]
+            self._ends(pool, in_turn, lambda k: self.searches[k].leanest, found)
             if self.effort.brief and not found():
                 return
         if not quick and 2 in self.effort.wanted:
             some = [*coarse, *fine] if small else self._quickest_of_forms()
             self._ends(pool, some, lambda k: self.searches[k].frugal)
-        self._tasks(pool, fine, self.effort.work)
+        self._tasks(pool, fine)
 
     def _quickest_of_forms(self) -> list[int]:
         """Of the networks of each form the one that is passed most quickly: what it finds within
@@ -151,14 +143,14 @@ class Race:
             first.setdefault(id(self.searches[k].mixtures), k)
         return sorted(first.values(), key=self._of_form)
 
-    def _tasks(self, pool: ThreadPoolExecutor, networks: Sequence[int], until: float) -> None:
-        """Work where gaps of some networks are widest, until so much work is spent in all."""
-        while self._spent() < until and not self._over():
+    def _tasks(self, pool: ThreadPoolExecutor, networks: Sequence[int]) -> None:
+        """Work where gaps of some networks are widest, until all work is spent."""
+        while not self._over():
             tasks = self._next(networks)
             if not tasks:
                 break
             before = [share(x.known, self._bound(x)) for x in tasks]
-            most = (until - self._spent()) / len(tasks)
+            most = (self.effort.work - self._spent()) / len(tasks)
             self._all(pool, [partial(self._work_on, x, most) for x in tasks])
             for x, was in zip(tasks, before, strict=True):
                 now = share(self._known(x.level, x.limits), self._bound(x))

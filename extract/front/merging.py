@@ -23,6 +23,7 @@ from tapestry_egg.extract.engine.archive import Candidate, shown
 from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.extract.merged.peaks import Peaks
 from tapestry_egg.extract.problem.problem import Floats
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.energy import idle_joules
 from tapestry_egg.machine.objectives import PEAK_BYTES, Objective
 from tapestry_egg.machine.target import Target
@@ -145,11 +146,19 @@ class _Merging:
         found: list[_Way] = []
         told = [*known]
         grounds: dict[int, Ground] = {}
+        # Seconds that merged plans of a mesh take more than their labellings say, at least.
+        more: dict[MeshShape, float] = {}
         seen = left = 0
         for labellings in self._likely(most):
+            tried = np.zeros(len(labellings), dtype=np.bool_)
             costs = np.array([c.costs for _, c in labellings])
-            gains = _gains(np.array(told), costs)
-            while gains.max(initial=0.0) > LEAST:
+            meshes = [r.assembled.choices.mesh for r, _ in labellings]
+            while True:
+                expected = costs.copy()
+                expected[:, 0] += [more.get(mesh, 0.0) for mesh in meshes]
+                gains = np.where(tried, 0.0, _gains(np.array(told), expected))
+                if gains.max(initial=0.0) <= LEAST:
+                    break
                 k = int(gains.argmax())
                 result, candidate = labellings[k]
                 choices = result.assembled.choices
@@ -157,7 +166,7 @@ class _Merging:
                 if found and seen > self.most_seen:
                     left += int((gains > LEAST).sum())
                     break
-                gains[k] = 0.0
+                tried[k] = True
                 try:
                     given = self.results, result.assembled, candidate, self.objectives, grounds
                     plan = bounded_plan(*given, listed=False)
@@ -170,11 +179,10 @@ class _Merging:
                     worth = partial(self._worth_cutting, told, plan)
                     cuts = _cuts(plan, candidates, worth)
                     own = [_Way(plan, ground, x) for x in cuts if x.peak <= most]
-                    made = [_told(plan, x.cut, self.machine) for x in own]
                     found += own
-                    told += made
-                    if made:
-                        gains = np.minimum(gains, _gains(np.array(made), costs))
+                    told += [_told(plan, x.cut, self.machine) for x in own]
+                    took = plan.costs.seconds - candidates.most_saved() - candidate.seconds
+                    more[meshes[k]] = min(took, more.get(meshes[k], np.inf))
         return found, left
 
     def _worth_cutting(
@@ -183,15 +191,15 @@ class _Merging:
         return _worth(known, _told(plan, cut, self.machine))
 
     def _likely(self, most: float) -> Iterator[list[tuple[NetworkResult, Candidate]]]:
-        """The labellings that a front would show if all were merged as far as dependences allow,
-        the fastest of each number of devices before the others; then all that are left."""
+        """The labellings that a front of their mesh would show if all were merged as far as
+        dependences allow, the fastest of each mesh before the others; then all that are left."""
         groups: list[list[tuple[NetworkResult, Candidate]]] = [[], [], []]
-        for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r in self.results):
+        for mesh in dict.fromkeys(r.assembled.choices.mesh for r in self.results):
             every = [
                 (r, c)
                 for r in self.results
                 for c in r.archive.candidates
-                if c.peak <= most and r.assembled.choices.mesh.devices == devices > 1
+                if c.peak <= most and r.assembled.choices.mesh == mesh and mesh.devices > 1
             ]
             first = shown(np.array([c.costs for _, c in every])) if every else []
             for i, one in enumerate(every):

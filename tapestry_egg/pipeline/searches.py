@@ -59,7 +59,7 @@ def search_networks(state: State) -> State:
     begun = time.perf_counter()
     found = Race(
         searches,
-        effort(q, _passing(searches)),
+        effort(q, _passing(state.networks)),
         heeded(q),
         report=lambda _: _report(state, begun),
         devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
@@ -131,12 +131,14 @@ def _left_out(network: Network) -> tuple[int, ...]:
     return *choices.truncated, choices.uncombined, *copies
 
 
-def _passing(searches: Sequence[Search]) -> float:
-    """Units of work that a pass of messages over the tables of all networks takes."""
-    return sum(s.all.sweeping for s in searches)
+def _passing(networks: Sequence[Network]) -> list[float]:
+    """Units of work that a pass of messages over the tables of each network on several devices
+    takes."""
+    some = [n.search for n in networks if n.mesh.devices > 1]
+    return [s.all.sweeping for s in some if s is not None]
 
 
-def effort(q: Question, passing: float = 0.0) -> Effort:
+def effort(q: Question, passing: Sequence[float] = ()) -> Effort:
     """How hard to search networks over whose tables a pass takes so many units."""
     from tapestry_egg.extract.engine.race import Effort
 
@@ -219,7 +221,7 @@ def _report(state: State, begun: float) -> None:
     """Tell of the best plans so far."""
     q = state.question
     searches: list[Search] = [n.search for n in state.networks if n.search is not None]
-    size, passing = q.graph.size, _passing(searches)
+    size, passing = q.graph.size, _passing(state.networks)
     spent = sum(s.work.units for s in searches) / q.settings.most_work(size, passing)
     spent = max(spent, (time.perf_counter() - begun) / q.settings.most_seconds(size, passing))
     archives = [s.archive for s in searches]
