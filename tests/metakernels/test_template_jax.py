@@ -21,9 +21,8 @@ from tapestry_egg.reference.kernels import reference
 from tapestry_egg.runtime.lower.kernels.kernels import LOWERINGS
 from tapestry_egg.tracing.codec import decode_params, primitive
 from tapestry_egg.zspace import ZRange
-from tests.metakernels.cases import JAX, Application, Array, application, close
+from tests.metakernels.cases import CASES, FAMILY, JAX, Application, Array, application, close
 from tests.metakernels.covers import random_cover
-from tests.metakernels.template_cases import CASES, FAMILY
 
 FAMILIES = tuple(dict.fromkeys(FAMILY.values()))
 # Those of the most operations or the longest loops, which XLA compiles for seconds.
@@ -32,7 +31,7 @@ _MANY_PROGRAMS = ("elementwise", "streaming", "linalg", "indexing", "random", "r
 
 def drawn(family: str, seeds: Sequence[int]) -> list[Application]:
     kernels = [k for k in CASES if FAMILY[k] == family]
-    return [application(k, random.Random(f"{k}{seed}")) for k in kernels for seed in seeds]
+    return [application(k, f"{k}{seed}") for k in kernels for seed in seeds]
 
 
 def compiled(function: Callable[..., Any], *args: Any) -> Any:
@@ -115,11 +114,7 @@ def on_a_block(
 
 @pytest.mark.parametrize(
     "family",
-    [
-        pytest.param(f, marks=pytest.mark.slow if f != "cumulative" else ())
-        for f in FAMILIES
-        if f != "elementwise"
-    ],
+    [pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "elementwise"],
 )
 def test_jax_runs_on_the_boxes_of_a_shard_with_the_local_parameters(family: str) -> None:
     """Along every index dim but those where the template says that the block's place matters."""
@@ -147,7 +142,7 @@ def test_kernels_that_must_know_their_place_are_those_that_are_lowered_with_it()
 def test_a_place_that_is_declared_matters(kernel: str) -> None:
     """On some block along such a dim the bare kernel gives something else, or cannot run."""
     for seed in range(40):
-        app = application(kernel, random.Random(seed))
+        app = application(kernel, seed)
         sig = app.signature
         for d in sig.placed:
             n = sig.index[d].size
