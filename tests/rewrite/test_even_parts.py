@@ -19,11 +19,11 @@ import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
-from tapestry_egg.rewrite.rows.even_parts import padded_along, shared, with_even_parts
+from tapestry_egg.rewrite.rows.even_parts import shared, with_even_parts
 from tapestry_egg.runtime import compare
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite import block_programs
-from tests.rewrite.block_programs import agree, numbers
+from tests.rewrite.block_programs import agree, numbers, padded_along
 
 Array = Any
 LONG = pytest.mark.long

@@ -19,9 +19,10 @@ import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
-from tapestry_egg.rewrite.rows.even_parts import padded_along, with_even_parts
+from tapestry_egg.rewrite.rows.even_parts import with_even_parts
 from tapestry_egg.runtime import compare
 from tapestry_egg.tracing.trace import trace
+from tests.rewrite.block_programs import padded_along
 
 Array = Any
 NHWC = ("NHWC", "HWIO", "NHWC")
