@@ -55,6 +55,8 @@ def test_declared_passages_hold(kernel: str) -> None:
     [
         ("exp", Passage((0,), "sum", "sum")),
         ("add", Passage((0,), "sum", "sum")),
+        ("add", Passage((1,), "sum", "sum")),
+        ("dot_general", Passage((0, 1), "sum", "sum")),
         ("div", Passage((1,), "sum", "sum")),
         ("neg", Passage((0,), "max", "max")),
         ("pad", Passage((0,), "sum", "sum")),  # the padding would count once for every part
@@ -67,6 +69,21 @@ def test_a_wrong_passage_fails(kernel: str, law: Passage) -> None:
             app = application(kernel, seed)
             if app.input_types[0].dtype == "float32":
                 check_passage(app, law, np.random.default_rng(seed))
+
+
+def test_products_take_one_partial_operand_and_sums_take_both() -> None:
+    """psum(partial + replicated) is the classic error; some laws change the monoid."""
+
+    def sums(kernel: str) -> set[tuple[int, ...]]:
+        laws = application(kernel, 0).signature.passages
+        return {x.inputs for x in laws if x.monoid_in == x.monoid_out == "sum"}
+
+    assert sums("add") == sums("sub") == {(0, 1)}
+    assert sums("dot_general") == {(0,), (1,)}
+    assert sums("reduce_sum") == sums("transpose") == sums("neg") == {(0,)}
+    assert not sums("exp") and not sums("max")
+    negated = registry.signature("neg", {}, (TensorType((2, 3), "float32"),))
+    assert Passage((0,), "max", "min") in negated.passages
 
 
 @pytest.mark.parametrize("kernel", CASES)
