@@ -212,7 +212,7 @@ def proposal(kernel: str, rng: random.Random) -> Proposal:
     """Parameters and operand types of a kernel, small and of 32 bits at most."""
     draw = Shapes(rng, 0)
     draw.extents, draw.ranks, draw.dtypes = (1, 2, 3, 4, 5, 6), (), DTYPES
-    while True:
+    for _ in range(10_000):
         draw.dtype = rng.choice(OF_DTYPES.get(kernel, DTYPES))
         inputs = rng.choice(registry.templates()[kernel]).inputs
         count = sum(not (o.many or o.optional) for o in inputs)
@@ -231,6 +231,7 @@ def proposal(kernel: str, rng: random.Random) -> Proposal:
             found[0]["accuracy"] = None
         if not {t.dtype for t in (*found[1], *made)} & WIDE:
             return found
+    raise AssertionError(f"no {kernel} was drawn")
 
 
 def jax_types(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -17,34 +16,17 @@ from tapestry_egg.runtime import compile
 from tapestry_egg.runtime.lower.kernels.kernels import _counters
 from tapestry_egg.tracing.codec import primitive
 from tapestry_egg.tracing.trace import trace
-from tests.plans.plans import all_cuts, finish, make_plan, plan_by_hand, signature_of
-from tests.runtime.lowered import MESH, X, Y, numbers, repeated, same
+from tests.plans.plans import plan_by_hand, signature_of
+from tests.runtime.lowered import MESH, X, Y, each_strategy, numbers, same
 
 pytestmark = pytest.mark.slow  # to compile
 
 Array = Any
 
 
-def strategies_of(fn: Any, *args: Any, least: int, most: int = 8) -> None:
-    """Run `fn`, one operation, under some strategies of at most two cuts, all in one plan."""
-    graph = trace(fn, *args).graph
-    (op,) = graph.operations
-    strategies = all_cuts(signature_of(graph, op), MESH)
-    assert len(strategies) >= least
-    strategies = random.Random(0).sample(strategies, min(most, len(strategies)))
-    program = repeated(fn, len(strategies), *args)
-    layouts = [
-        tuple(Layout.replicated(program.graph.values[v].rank) for v in ids)
-        for ids in (program.graph.inputs, program.graph.outputs)
-    ]
-    body = finish(program.graph, MESH, *layouts, tuple(strategies))
-    for got in compile(replace(make_plan(body, MESH), program=program))(*args):
-        same(got, fn(*args))
-
-
 @pytest.mark.parametrize("start", [-3, 0, 3, 7, 99])
 def test_a_slice_at_a_place_in_parts(start: int) -> None:
-    strategies_of(
+    each_strategy(
         lambda x, i: lax.dynamic_slice_p.bind(x, i, np.int32(2), slice_sizes=(8, 4)),
         numbers(12, 8),
         np.int32(start),
@@ -71,7 +53,7 @@ def test_blocks_of_a_slice_at_a_place_are_of_the_clamped_one(start: int) -> None
 @pytest.mark.parametrize("start", [-3, 0, 3, 6, 14, 99])
 def test_an_update_at_a_place_that_several_shards_hold(start: int) -> None:
     """Updates of four rows in shards of eight, four and two: all of one, part of two, or more."""
-    strategies_of(
+    each_strategy(
         lambda x, u, i: lax.dynamic_update_slice_p.bind(x, u, i, np.int32(0)),
         numbers(16, 8),
         numbers(4, 8, seed=1),
@@ -106,12 +88,12 @@ def bits(width: int, shape: tuple[int, ...]) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [8, 32])
 def test_random_bits_are_the_same_under_any_cut(width: int) -> None:
-    strategies_of(bits(width, (8, 4, 16)), jax.random.key(7), least=13, most=3)
+    each_strategy(bits(width, (8, 4, 16)), jax.random.key(7), least=13, most=3)
 
 
 @pytest.mark.slow
 def test_bits_of_several_keys() -> None:
-    strategies_of(bits(32, (8, 16)), jax.random.split(jax.random.key(0), 3), least=7, most=2)
+    each_strategy(bits(32, (8, 16)), jax.random.split(jax.random.key(0), 3), least=7, most=2)
 
 
 def test_other_generators_run_whole() -> None:
