@@ -27,7 +27,7 @@ from tapestry_egg.schedule.flatten import feedback_pairs
 from tapestry_egg.schedule.schedules import scheduled
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import Budget, saturate
-from tests.machine.test_mesh_contract import blocks_of
+from tests.machine.test_meshes import blocks_of
 
 QUICK = Settings(work=0.5, algebra=replace(Settings().algebra, iterations=0), recompute=0)
 
