@@ -80,18 +80,16 @@ class Effort:
 
 @dataclass
 class Race:
-    """Searches of several networks, and what is known beside them.
+    """Searches of several networks.
 
-    `rivals` [plans, 3] are costs of plans that were found elsewhere. With `devices` of each
-    network, one on more of them is no rival to one on fewer. Networks that are `within` another one
-    have no plan that it lacks, as those on meshes whose axes it divides: they find plans, quickly,
-    and bound nothing.
+    With `devices` of each network, one on more of them is no rival to one on fewer. Networks that
+    are `within` another one have no plan that it lacks, as those on meshes whose axes it divides:
+    they find plans, quickly, and bound nothing.
     """
 
     searches: Sequence[Search]
     effort: Effort
     limits: Limits | None = None
-    rivals: Floats = field(default_factory=lambda: np.zeros((0, 3)))
     report: Report | None = None
     devices: Sequence[int] | None = None
     within: frozenset[int] = frozenset()
@@ -312,7 +310,7 @@ class Race:
 
     def _points(self, level: int) -> Floats:
         found = [c.costs for k in self._of(level) for c in self.searches[k].archive.candidates]
-        return np.concatenate([np.array(found).reshape(-1, 3), self.rivals])
+        return np.array(found).reshape(-1, 3)
 
     def _known(self, level: int, limits: Limits) -> float:
         """Seconds of the fastest plan known within limits; infinite if none is."""
@@ -372,13 +370,12 @@ def race(
     problems: Sequence[Problem],
     effort: Effort,
     limits: Limits | None = None,
-    rivals: Floats | None = None,
     report: Report | None = None,
     forms: Sequence[int] | None = None,
 ) -> list[Archive]:
     """The archives of all problems, searched together; `forms` tells which are of one form."""
     searches = searches_of(problems, effort.gap, forms)
-    Race(searches, effort, limits, np.zeros((0, 3)) if rivals is None else rivals, report).run()
+    Race(searches, effort, limits, report).run()
     return [s.archive for s in searches]
 
 

@@ -81,7 +81,8 @@ def pad(x: Array, dilation: Sequence[int], padding: Sequence[Any], value: Any) -
 
 def _ring_shift(call: Call) -> Array:
     shifts = call.local["shifts"]
-    return np.roll(call.operands[0], tuple(shifts), tuple(range(len(shifts))))
+    (x,) = call.operands
+    return np.roll(x, tuple(shifts), tuple(range(len(shifts)))) if shifts else x
 
 
 def _iota(call: Call) -> Array:

@@ -6,7 +6,7 @@ what is read to those that read it: any two of these become one kernel that go o
 elements, one by one or to add them up, and of which neither needs what the other makes. Sums in
 one kernel have the same dims. So a gradient of a mean squared error is made where its squares are
 added up, and both gradients of a gated unit are made at once; modules compiled for H100 show it
-(tests/schedule/test_siblings.py), as does one H100: x + 1 and 2 x of 256 MiB take 281 us, of which
+(tests/schedule/test_traffic.py), as does one H100: x + 1 and 2 x of 256 MiB take 281 us, of which
 two kernels would take 359.
 
 Counted are those of which the later could run where the earlier one does, what both read at the

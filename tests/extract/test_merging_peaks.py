@@ -19,8 +19,17 @@ from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.extract.merged.peaks import Peaks
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
-from tests.extract.test_merging import QUICK, counted, feedback, front_of
-from tests.extract.test_merging_runs import H100, candidates_of, front_over, in_runs, one_by_one
+from tests.extract.test_merging import (
+    H100,
+    QUICK,
+    candidates_of,
+    counted,
+    feedback,
+    front_of,
+    front_over,
+    in_runs,
+    one_by_one,
+)
 
 pytestmark = pytest.mark.slow
 

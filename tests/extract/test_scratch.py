@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,10 +12,19 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
-from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.front.merge import rounded_first
+from tapestry_egg.graph.layout import Layout, MeshShape
+from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels.registry import signature_of
+from tapestry_egg.plans.plan import Kept, Plan
+from tapestry_egg.plans.planned import planned_collectives
+from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.runtime import hlo_stats
+from tapestry_egg.schedule.of_plans import plan_schedule
 from tests.metakernels.contractions import is_contraction, is_product
+from tests.plans.plans import plan_by_hand
 from tests.schedule.test_lifetimes import h100s
 
 
@@ -178,3 +190,101 @@ def test_gradients_of_attention_hold_fewer_blocks_where_products_compute_what_fo
         parts = front[0].peak().parts
         scratch.append(sum(p.bytes for p in parts if p.kind == "scratch"))
     assert scratch[1] - scratch[0] == 4 * 4 * 64 * 64  # a block less, of one sequence
+
+
+# What is sent for a rounding alone is rounded before it is sent, where a plan loses nothing.
+
+
+MESH = MeshShape(("x",), (8,))
+CUT, WHOLE = Layout(((0,), ())), Layout.replicated(2)
+
+
+def gathered(
+    fn: Callable[..., jax.Array], outputs: tuple[Layout, ...], kept: bool = False
+) -> tuple[Plan, Ground]:
+    """A plan that gathers the rows of f32[2048, 256] before all that it computes; once, if they
+    are `kept`."""
+    x, w = jnp.ones((2048, 256)), jnp.ones((256, 256))
+    graph = rounded(te.trace(fn, x, w).graph, {"float32": "bfloat16"})
+    last = {0: Kept(WHOLE, len(graph.operations))} if kept else {}
+    plan = plan_by_hand(graph, MESH, {}, (CUT, WHOLE), outputs, last)
+    ground = Ground(plan_schedule(plan.body, {}), load_target("v5e:2x4"))
+    costs = Walk(plan, ground).certificate().costs
+    return replace(plan, costs=costs, collectives=planned_collectives(plan)), ground
+
+
+@pytest.mark.parametrize(
+    "fn", [lambda x, w: x @ w, lambda x, w: jnp.tanh(x @ w) + x @ jnp.cos(w)], ids=["one", "two"]
+)
+def test_rows_are_rounded_and_then_gathered_once(fn: Callable[..., jax.Array]) -> None:
+    plan, ground = gathered(fn, (WHOLE,))
+    (before,) = plan.collectives
+    found = rounded_first(plan, ground)
+    (after,) = found.collectives
+    assert before.payload_bytes == 2048 * 256 * 4
+    assert (after.kind, after.payload_bytes) == ("all_gather", 2048 * 256 * 2)
+    assert found.costs.seconds < plan.costs.seconds
+    assert found.costs.peak_bytes <= plan.costs.peak_bytes
+    assert found.costs == Walk(found, ground).certificate().costs
+
+
+def test_what_something_else_reads_too_is_sent_as_it_is() -> None:
+    plan, ground = gathered(lambda x, w: (x @ w, jnp.sin(x)), (WHOLE, WHOLE), kept=True)
+    assert len(plan.collectives) == 1
+    assert rounded_first(plan, ground).collectives == plan.collectives
+
+
+def test_no_plan_takes_less_than_is_proven() -> None:
+    plan, ground = gathered(lambda x, w: x @ w, (WHOLE,))
+    proven = replace(plan, bound=plan.costs.seconds)
+    assert rounded_first(proven, ground) is proven
+
+
+# States that become what others were are copied there, beside what is still to be read.
+
+
+QUICK = te.Settings(work=0.1, forms=0, recompute=0, workers=1, merge=False)
+SQUARE = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+
+#: A step, how many of its arguments there are, the donated ones, and how many arrays it holds.
+STEPS: dict[str, tuple[Any, int, tuple[int, ...], int]] = {
+    "two change places": (lambda a, b: (b, a), 2, (0, 1), 3),
+    "three change places": (lambda a, b, c: (b, c, a), 3, (0, 1, 2), 4),
+    "two of three do": (lambda a, b, c: (b, a, c), 3, (0, 1, 2), 4),
+    "two pairs do, one array serves both": (lambda a, b, c, d: (b, a, d, c), 4, (0, 1, 2, 3), 5),
+    "one of two is renewed": (lambda a, b: (b + 1, a), 2, (0, 1), 3),
+    "both are renewed": (lambda a, b: (b + 1, a + 1), 2, (0, 1), 3),
+    "what is read is overwritten last": (lambda a, b, x: (b, x + a), 3, (0, 1), 4),
+    "what is read no more, at once": (lambda a, b, x: (x * 2, a), 3, (0, 1), 3),
+    "the step before": (lambda w, p, g: (w - 0.1 * g, w), 3, (0, 1), 3),
+    "a turned one in the place of another": (lambda a, b: (b.T, a.T), 2, (0, 1), 4),
+    "it leaves, and an argument takes its place": (lambda a, b: (b, a), 2, (1,), 3),
+    "each stays": (lambda a, b: (a, b), 2, (0, 1), 2),
+}
+
+
+@pytest.mark.parametrize("target", ["cpu:1", "h100:1", "v5e:1"])
+@pytest.mark.parametrize("name", STEPS)
+def test_states_are_copied_to_each_other_s_places(target: str, name: str) -> None:
+    """As XLA for H100 has it, where that is installed."""
+    fn, count, donated, arrays = STEPS[name]
+    program = te.trace(fn, *[SQUARE] * count, donate_argnums=donated)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # a plan of which the certificate says something else
+        plan = te.optimize(program, target, settings=QUICK).best("peak_bytes")
+    assert plan.costs.peak_bytes == pytest.approx(arrays * SQUARE.size * 4, rel=0.01)
+    if target == "h100:1":
+        from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+        compiled = hlo_stats(te.compile(plan, h100s()[:1]).compile())
+        assert compiled.peak_bytes == pytest.approx(plan.costs.peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("target", ["h100:4", pytest.param("v5e:2x2", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", STEPS)
+def test_search_and_certificate_agree_on_several_devices(target: str, name: str) -> None:
+    fn, count, donated, _ = STEPS[name]
+    program = te.trace(fn, *[SQUARE] * count, donate_argnums=donated)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert te.optimize(program, target, settings=QUICK)

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 import tapestry_egg as te
 from models import gpt2
 from tapestry_egg.tracing.constraints import KERNEL
-from tests.pipeline.test_words_constraints import constrained, holds
+from tests.pipeline.test_words import constrained, holds
 
 pytestmark = pytest.mark.slow
 

@@ -7,17 +7,24 @@ benchmarks/README.md, "One H100").
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.machine.costs import kernel_seconds
-from tapestry_egg.machine.tables.gemm import Gemm
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.split_products import split_scratch
+from tapestry_egg.machine.tables.gemm import Convolved, Gemm
+from tapestry_egg.machine.tables.kernel_rates import convolution_rate
+from tapestry_egg.machine.target import Target, load_target
+from tapestry_egg.metakernels.signatures.signature import evaluate
 from tapestry_egg.schedule.flatten import flatten
+from tapestry_egg.schedule.one_device import program_seconds
 
 F32, BF16, I32, I8, C64 = jnp.float32, jnp.bfloat16, jnp.int32, jnp.int8, jnp.complex64
 FP8 = jnp.float8_e4m3fn
@@ -257,3 +264,171 @@ def test_of_branches_one_runs_and_each_as_often_as_another(devices: int) -> None
     assert sum(row.seconds for row in table.parts) == pytest.approx(plan.costs.seconds)
     counts = [row.count for row in table.parts if "sort" in row.name]
     assert counts == [pytest.approx(5 / 3)] * 3
+
+
+# Convolutions at the rates that were measured of as many channels.
+
+
+CHANNELS_LAST = ("NHWC", "HWIO", "NHWC")
+
+
+def convolution(
+    dtype: str, batch: int, size: int, read: int, made: int, window: int, stride: int = 1
+) -> tuple[Callable[..., jax.Array], jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
+    """`batch` square images of `size`, and the shapes of its two arguments."""
+
+    def apply(x: jax.Array, w: jax.Array) -> jax.Array:
+        strides = (stride, stride)
+        return lax.conv_general_dilated(x, w, strides, "SAME", dimension_numbers=CHANNELS_LAST)
+
+    image = jax.ShapeDtypeStruct((batch, size, size, read), dtype)
+    return apply, image, jax.ShapeDtypeStruct((window, window, read, made), dtype)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "measured"),
+    [
+        (("bfloat16", 334, 56, 64, 128, 3, 2), 184e-6),
+        (("float32", 167, 56, 64, 128, 3, 2), 182e-6),
+        (("bfloat16", 64, 224, 3, 64, 7, 2), 492e-6),
+        (("bfloat16", 334, 56, 32, 128, 3), 182e-6),
+        (("float32", 167, 56, 32, 128, 3), 167e-6),
+    ],
+)
+def test_convolutions_that_no_table_has_take_what_they_took(
+    arguments: tuple[str, int, int, int, int, int, int], measured: float
+) -> None:
+    """On one H100, JAX 0.11.2. Where a stride of 2 has nothing to pad on one side, XLA pads the
+    image by a kernel of its own: more than half of the time of the first two."""
+    f, *types = convolution(*arguments)
+    planned = program_seconds(te.trace(f, *types).graph, load_target("h100:1"))
+    assert planned == pytest.approx(measured, rel=0.2)
+
+
+def test_few_channels_are_slow() -> None:
+    """The tables' products have 256 columns at least; one of 8 would take a twentieth of this."""
+    f, *types = convolution("bfloat16", 1024, 56, 8, 8, 3)
+    planned = program_seconds(te.trace(f, *types).graph, load_target("h100:1"))
+    assert planned == pytest.approx(346e-6, rel=0.05)  # measured
+
+
+def test_rates_are_of_the_channels_of_a_device() -> None:
+    channels = np.array([64.0, 8.0, 64.0])
+    rates = convolution_rate(Convolved(channels * 0, channels, channels * 0), "bfloat16", "h100")
+    assert rates is not None
+    assert rates[0] == rates[2] > 10 * rates[1]
+    one = convolution_rate(Convolved(0.0, 8.0, 0.0), "bfloat16", "h100")
+    assert one == rates[1]
+    assert convolution_rate(Convolved(0.0, 8.0, 0.0), "bfloat16", "a100") is None
+    assert convolution_rate(Convolved(channels * 0, channels, channels), "bfloat16", "v5e") is None
+
+
+def test_a_gradient_of_a_strided_convolution_multiplies_as_much_as_that() -> None:
+    """Nothing is multiplied between the elements of what is dilated."""
+    f, x, w = convolution("float32", 4, 16, 8, 8, 4, 2)
+
+    def gradient(w: jax.Array, g: jax.Array) -> jax.Array:
+        (found,) = jax.linear_transpose(lambda x: f(x, w), x)(g)
+        return found
+
+    def flops(graph: te.Program) -> float:
+        (s,) = (i.signature for i in flatten(graph.graph, {}).instances if i.signature.contracts)
+        assert s.gemm is not None
+        assert s.convolved(s.extents) is not None
+        return evaluate(s.flops, s.extents)
+
+    forward = flops(te.trace(f, x, w))
+    assert forward == 2.0 * 4 * 8 * 8 * 8 * 8 * 16
+    assert flops(te.trace(gradient, w, jax.eval_shape(f, x, w))) == forward
+
+
+def test_plans_take_on_each_device_what_its_channels_take() -> None:
+    """The search has the certificate's seconds, which finds windows and channels itself."""
+    f, *types = convolution("bfloat16", 64, 56, 8, 8, 3)
+    settings = te.Settings(work=0.1, recompute=0, forms=0, workers=1)
+    front = te.optimize(te.trace(f, *types), "h100:8", settings=settings)
+    (part,) = [p for p in front.best().costs_by("kernel").parts if "conv_general_dilated" in p.name]
+    rate = convolution_rate(Convolved(0.0, 8.0, 0.0), "bfloat16", "h100")
+    assert rate is not None
+    launch = load_target("h100:8").launch_seconds
+    assert part.seconds == pytest.approx(2.0 * 8 * 56 * 56 * 8 * 8 * 9 / rate + launch, rel=0.05)
+
+
+# Products whose sum XLA's compiler for GPUs splits, against what it chose.
+
+
+#: Batch, m, n, k, dtype, and into how many parts jaxlib 0.10.2 splits k, compiling for an H100
+#: ahead of time (the shapes before and after its pass splitk-rewriter).
+CHOSEN = [
+    (1, 1024, 256, 128, "float32", 1),
+    (8, 512, 176, 768, "bfloat16", 1),
+    (2, 768, 1024, 4096, "float32", 1),
+    (1, 4096, 512, 16384, "float32", 1),
+    (1, 2048, 128, 352, "bfloat16", 2),
+    (1, 768, 2048, 8192, "bfloat16", 2),
+    (2, 128, 4096, 8192, "float32", 2),
+    (1, 512, 16, 352, "float32", 4),
+    (1, 4096, 64, 1024, "float32", 4),
+    (2, 256, 1024, 16384, "float32", 4),
+    (1, 320, 256, 1408, "float32", 8),
+    (8, 320, 64, 16384, "bfloat16", 8),
+    (1, 512, 176, 3072, "float32", 16),
+    (2, 128, 64, 4096, "bfloat16", 32),
+    (1, 64, 64, 8192, "float32", 64),
+    (1, 16, 64, 16384, "bfloat16", 64),
+]
+
+
+def scratch(target: str, *rows: tuple[int, int, int, int, str, int]) -> list[float]:
+    costs = load_target(target).split_k
+    assert costs is not None
+    found = []
+    for b, m, n, k, dtype, _ in rows:
+        sizes = (np.array(float(x)) for x in (b, m, n, k))
+        found.append(float(split_scratch(Gemm(*sizes, dtype, dtype, dtype), costs)))
+    return found
+
+
+def test_parts_are_those_that_the_compiler_makes() -> None:
+    """Parts are stored in float32."""
+    wanted = [parts * b * m * n * 4.0 * (parts > 1) for b, m, n, _, _, parts in CHOSEN]
+    assert scratch("h100:8", *CHOSEN) == wanted
+
+
+def test_many_products_at_once_are_as_each_alone() -> None:
+    costs = load_target("h100:8").split_k
+    rows = [r for r in CHOSEN if r[4] == "float32"]
+    sizes = np.array([r[:4] for r in rows], dtype=float).T
+    dtypes = ("float32",) * 3
+    assert costs is not None
+    assert split_scratch(Gemm(*sizes, *dtypes), costs).tolist() == scratch("h100:8", *rows)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32"])
+def test_integers_are_not_split(dtype: str) -> None:
+    assert scratch("h100:8", (1, 64, 64, 8192, dtype, 1)) == [0.0]
+
+
+@pytest.mark.parametrize("target", ["v5e:2x4", "cpu:8"])
+def test_other_compilers_split_nothing(target: str) -> None:
+    assert load_target(target).split_k is None
+
+
+# What products of matrices keep up within a device's power.
+
+
+def seconds(target: Target, m: int, n: int, k: int) -> float:
+    gemm = Gemm(1.0, float(m), float(n), float(k), "bfloat16", "bfloat16", "bfloat16")
+    return float(kernel_seconds(2.0 * m * n * k, 0.0, "bfloat16", target, True, gemm))
+
+
+@pytest.mark.parametrize("name", ["h100", "h200", "p5"])
+def test_products_again_and_again_take_what_the_power_lets_them(name: str) -> None:
+    """One H100 drew its 700 W while products of 8192 took 1.50 to 1.55 ms each, those of 16384 x
+    4096 x 16384 took 3.10 ms; what fills the cores less runs as fast as in the tables."""
+    target = load_target(f"{name}:1")
+    table = replace(target, sustained=())
+    assert seconds(table, 8192, 8192, 8192) < 1.42e-3
+    assert 1.5e-3 < seconds(target, 8192, 8192, 8192) < 1.55e-3
+    assert seconds(target, 16384, 16384, 4096) == pytest.approx(3.10e-3, rel=0.01)
+    assert seconds(target, 512, 512, 512) == seconds(table, 512, 512, 512)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from functools import partial
 from math import prod
 
@@ -18,11 +17,10 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels.registry import signature_of
 from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 from tapestry_egg.schedule.one_device import program_seconds
-from tests.metakernels.cases import application
+from tests.metakernels.cases import CASES, application
 from tests.metakernels.contractions import gemm_of, is_contraction
-from tests.metakernels.template_cases import CASES
 
-RNG = st.randoms(use_true_random=False)
+SEEDS = st.integers(0, 2**32)
 
 
 def signatures(function: object, *shapes: tuple[int, ...]) -> list[OperationSignature]:
@@ -36,9 +34,9 @@ def signatures(function: object, *shapes: tuple[int, ...]) -> list[OperationSign
     return [s for s in found if s.contracts]
 
 
-@given(RNG)
-def test_a_dot_is_the_product_that_its_dimension_numbers_say(rng: random.Random) -> None:
-    s = application("dot_general", rng).signature
+@given(SEEDS)
+def test_a_dot_is_the_product_that_its_dimension_numbers_say(seed: int) -> None:
+    s = application("dot_general", seed).signature
     if not s.contracts:
         return  # an outer product sums nothing
     assert s.gemm is not None
@@ -74,15 +72,18 @@ def test_both_gradients_of_a_convolution_are_products_of_as_many_flops() -> None
 
 
 def test_a_kernel_of_two_products_is_not_one() -> None:
-    s = application("exp_dot", random.Random(0)).signature
-    assert s.contracts
-    assert s.gemm is None
+    for seed in range(20):
+        app = application("exp_dot", seed)
+        (_, summed), (_, batch) = app.params["values"]
+        if app.params["scores"][0][0] and app.input_types[3].rank > len(summed) + len(batch):
+            assert app.signature.contracts
+            assert app.signature.gemm is None
 
 
 @pytest.mark.parametrize("kernel", CASES)
 def test_another_account_finds_the_same_product(kernel: str) -> None:
-    for seed in range(5):
-        s = application(kernel, random.Random(seed)).signature
+    for seed in range(4):
+        s = application(kernel, seed).signature
         assert s.contracts == (s.fusion == "kernel" and is_contraction(s))
         if not s.contracts:
             continue
@@ -112,7 +113,7 @@ def test_a_product_runs_at_the_rate_of_its_operands() -> None:
 
 
 def test_dots_and_convolutions_are_all_that_multiply_two_operands() -> None:
-    drawn = [(k, application(k, random.Random(n)).signature) for k in CASES for n in range(4)]
+    drawn = [(k, application(k, n).signature) for k in CASES for n in range(4)]
     # A log-sum-exp of one class is a product, too.
     some = [(k, s) for k, s in drawn if k != "dot_logsumexp" or s.gemm is None or s.gemm.n]
     assert {k for k, s in some if s.multiplies} == {"dot_general", "conv_general_dilated"}

@@ -1,5 +1,6 @@
 """Programs whose best plan is known by name: what it does, that XLA compiles what it says, and that
-its numbers are those of `jax.jit`."""
+its numbers are those of `jax.jit`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import tapestry_egg as te
 from models import moe
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.rewrite.streams.large_inside import with_invariants_inside
 from tapestry_egg.runtime import compare
+from tests.runtime.lowered import numbers
 
 Array = jax.Array
 S = jax.ShapeDtypeStruct
@@ -164,3 +168,268 @@ def test_eight_hosts_of_eight_use_three_axes_without_an_option() -> None:
     two = te.optimize(program, "h100:8x8", settings=Settings(max_axes=2, **settings))
     assert len(front[0].mesh.sizes) == 3 and front[0].mesh.devices == 64
     assert front[0].gap < 0.01 and front[0].costs.seconds < 0.99 * two[0].costs.seconds
+
+
+# Programs that divide are divided: `te.jit` leaves no part of them whole on every device.
+
+
+KEYS = jax.random.split(jax.random.key(0), 1024)
+
+
+def recurrence(a: jax.Array, x: jax.Array) -> jax.Array:
+    def both(left: Any, right: Any) -> Any:
+        return left[0] * right[0], right[0] * left[1] + right[1]
+
+    return lax.associative_scan(both, (a, x))[1]
+
+
+def chains(keys: jax.Array, x: jax.Array) -> Any:
+    """A Metropolis chain for every key."""
+
+    def chain(key: jax.Array, x: jax.Array) -> Any:
+        def step(x: jax.Array, key: jax.Array) -> Any:
+            one, other = jax.random.split(key)
+            near = x + jax.random.normal(one, x.shape)
+            taken = jnp.log(jax.random.uniform(other)) < jnp.sum(x**2 - near**2)
+            return jnp.where(taken, near, x), taken
+
+        return lax.scan(step, x, jax.random.split(key, 20))
+
+    return jax.vmap(chain)(keys, x)
+
+
+def noise(keys: jax.Array, x: jax.Array) -> jax.Array:
+    return x * jax.vmap(lambda k: jax.random.normal(k, x.shape[1:]))(keys)
+
+
+def solved(a: jax.Array, b: jax.Array) -> Any:
+    s = a @ jnp.swapaxes(a, -1, -2) + 4 * jnp.eye(a.shape[-1])
+    return jnp.linalg.solve(s, b), jnp.linalg.cholesky(s), jnp.linalg.eigh(s)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("fn", "args", "dearest"),
+    [
+        (recurrence, (numbers(64, 8192), numbers(64, 8192, seed=1)), {"concatenate"}),
+        (chains, (KEYS, numbers(1024, 16)), {"random_split", "scan"}),
+        (noise, (KEYS, numbers(1024, 256)), {"random_bits"}),
+        (solved, (numbers(256, 24, 24), numbers(256, 24, 8)), {"lu", "cholesky", "eigh"}),
+    ],
+)
+def test_what_divides_is_divided(
+    fn: Callable[..., Any], args: tuple[Any, ...], dearest: set[str]
+) -> None:
+    jitted = te.jit(fn, cache=False)
+    out, wanted = jitted(*args), jax.jit(fn)(*args)
+    for x, y in zip(jax.tree.leaves(out), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-3, atol=2e-3)
+        assert x.addressable_shards[0].data.size * len(jax.devices()) == x.size
+    plan = jitted.plan(*args)
+    assert plan.mesh.devices == len(jax.devices())
+    found = {op.kernel for op in plan.graph.operations}
+    assert dearest <= found
+    # What all devices hold of the results of these kernels together is the result once.
+    for op, strategy in zip(plan.graph.operations, plan.body.strategies, strict=True):
+        if op.kernel in dearest:
+            for v, layout in zip(op.outputs, strategy.gives, strict=True):
+                if plan.graph.values[v].size > 1:
+                    cut = [plan.mesh.parts(axes) for axes in layout.dims]
+                    assert np.prod(cut) == plan.mesh.devices, (op.kernel, layout)
+
+
+# What is written into a donated or carried array moves no more than what is written.
+
+
+CACHE, TOKEN = S((8, 4096, 64), jnp.float32), S((8, 64), jnp.float32)
+PLACE = S((), jnp.int32)
+TABLE, ROWS = S((1 << 16, 64), jnp.float32), S((96,), jnp.int32)
+#: A pass over such an array on one device takes longer.
+LITTLE = 8e-6
+
+
+def updated(cache: jax.Array, token: jax.Array, i: jax.Array) -> jax.Array:
+    return lax.dynamic_update_slice(cache, token[:, None], (0, i, 0))
+
+
+def set_(cache: jax.Array, token: jax.Array, i: jax.Array) -> jax.Array:
+    return cache.at[:, i].set(token)
+
+
+def added(cache: jax.Array, token: jax.Array, i: jax.Array) -> jax.Array:
+    return cache.at[:, i].add(token)
+
+
+def twice(cache: jax.Array, token: jax.Array, i: jax.Array) -> jax.Array:
+    return updated(updated(cache, token, i), 2 * token, i + 1)
+
+
+def fastest(fn: Any, *types: Any, target: str = "h100:1", **words: Any) -> te.Plan:
+    program = te.trace(fn, *types, donate_argnums=0)
+    return te.optimize(program, target, settings=Settings(work=1.0, merge=False), **words)[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [updated, set_, added, twice])
+def test_a_token_is_written_into_a_donated_cache(fn: Any) -> None:
+    plan = fastest(fn, CACHE, TOKEN, PLACE)
+    nbytes = np.prod(CACHE.shape) * 4
+    assert plan.costs.seconds < LITTLE
+    assert plan.costs.peak_bytes < 1.05 * nbytes
+
+
+@pytest.mark.slow
+def test_a_decoding_loop_takes_little_for_each_token() -> None:
+    def decode(cache: jax.Array, tokens: jax.Array) -> jax.Array:
+        def step(cache: jax.Array, x: Any) -> tuple[jax.Array, None]:
+            return updated(cache, x[0], x[1]), None
+
+        return lax.scan(step, cache, (tokens, jnp.arange(len(tokens))))[0]
+
+    plan = fastest(decode, CACHE, S((64, *TOKEN.shape), jnp.float32))
+    assert plan.costs.seconds < 64 * LITTLE
+    assert plan.costs.peak_bytes < 1.1 * np.prod(CACHE.shape) * 4
+
+
+@pytest.mark.slow
+def test_what_is_written_may_lie_across_devices_along_two_dims() -> None:
+    rng = np.random.default_rng(0)
+    x, part = rng.normal(size=(16, 24)), rng.normal(size=(9, 11))
+    program = te.trace(
+        lambda x, part, i: lax.dynamic_update_slice(x, part, (i, 2 * i)),
+        *[S(a.shape, jnp.float32) for a in (x, part)],
+        PLACE,
+        donate_argnums=0,
+    )
+    plan = te.optimize(
+        program,
+        "h100:8",
+        mesh_shapes=[te.MeshShape(("x", "y"), (2, 4))],
+        pins={"[0]": ("x", "y"), "[1]": (None, None), "result": ("x", "y")},
+        settings=Settings(work=1.0, merge=False),
+    )[0]
+    run = te.compile(plan, jax.devices()[:8])
+    for i in (0, 3, 5, 99):
+        wanted = x.copy()
+        at = min(i, 16 - 9), min(2 * i, 24 - 11)
+        wanted[at[0] : at[0] + 9, at[1] : at[1] + 11] = part
+        found = run(*[jnp.asarray(a, jnp.float32) for a in (x, part)], jnp.int32(i))
+        np.testing.assert_allclose(found, wanted, rtol=1e-6)
+
+
+def descent(table: jax.Array, rows: jax.Array) -> jax.Array:
+    return table - 0.1 * jax.grad(lambda t: jnp.sum(jnp.sin(t[rows])))(table)
+
+
+def momentum(moment: jax.Array, table: jax.Array, rows: jax.Array) -> jax.Array:
+    return 0.9 * moment + 0.1 * jax.grad(lambda t: jnp.sum(jnp.sin(t[rows])))(table)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fn", [descent, momentum])
+def test_the_gradient_of_a_lookup_is_added_where_the_table_is(fn: Any) -> None:
+    """No array of its zeros is made. Numbers on eight devices, some rows read several times."""
+    rng = np.random.default_rng(0)
+    table, moment = rng.normal(size=(2, *TABLE.shape))
+    rows = rng.integers(0, 40, size=ROWS.shape)
+    gradient = np.zeros(TABLE.shape)
+    np.add.at(gradient, rows, np.cos(table[rows]))
+    given = [table, rows] if fn is descent else [moment, table, rows]
+    wanted = table - 0.1 * gradient if fn is descent else 0.9 * moment + 0.1 * gradient
+    types = [S(x.shape, jnp.int32 if x is rows else jnp.float32) for x in given]
+    plan = fastest(fn, *types, target="h100:8")
+    sizes = {plan.graph.values[v].size for op in plan.graph.operations for v in op.outputs}
+    scatter = next(op for op in plan.graph.operations if op.kernel == "scatter-add")
+    assert scatter.outputs == plan.graph.outputs and max(sizes) == gradient.size
+    made = {
+        v for op in plan.graph.operations if op.kernel == "broadcast_in_dim" for v in op.outputs
+    }
+    assert scatter.inputs[0] not in made
+    run = te.compile(plan, jax.devices()[:8])
+    found = run(*[jnp.asarray(x, t.dtype) for x, t in zip(given, types, strict=True)])
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
+
+
+# Large values that a loop reads and does not change, if they are made one by one of small ones.
+# They are planned as if they were written in the loop.
+
+
+ROUNDS, N = 10, 1 << 15
+Step = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+def points(n: int) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct((n,), jnp.float32)] * 3
+
+
+def distances(x: jax.Array, y: jax.Array) -> jax.Array:
+    return (x[:, None] - y[None]) ** 2
+
+
+def sinkhorn(g: jax.Array, c: jax.Array) -> jax.Array:
+    f = -jax.nn.logsumexp(g[None] - c, axis=1)
+    return -jax.nn.logsumexp(f[:, None] - c, axis=0)
+
+
+def matched(g: jax.Array, c: jax.Array) -> jax.Array:
+    return jnp.max(g[None] * c, axis=1)
+
+
+def looped(step: Step, outside: bool, rounds: str = "fori_loop") -> Callable[..., Any]:
+    """Rounds of a step that reads distances, which are computed before the loop or in it."""
+
+    def run(x: jax.Array, y: jax.Array, g: jax.Array) -> Any:
+        before = distances(x, y)
+
+        def one(g: jax.Array) -> jax.Array:
+            return step(g, before if outside else distances(x, y))
+
+        if rounds == "fori_loop":
+            return lax.fori_loop(0, ROUNDS, lambda _, g: one(g), g)
+        return lax.scan(lambda g, _: (one(g), jnp.sum(g)), g, None, ROUNDS)
+
+    return run
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("step", "rounds"), [(sinkhorn, "scan"), (matched, "fori_loop")])
+def test_where_they_are_written_makes_no_difference(step: Step, rounds: str) -> None:
+    settings = te.Settings(work=0.3, merge=False)
+    plans = [
+        te.optimize(
+            te.trace(looped(step, outside, rounds), *points(N)), "h100:8", settings=settings
+        )[0]
+        for outside in (True, False)
+    ]
+    assert "invariants-inside" in plans[0].rules and not plans[1].rules
+    assert plans[0].costs.seconds <= 1.05 * plans[1].costs.seconds
+    assert (
+        plans[0].costs.peak_bytes < 8 * points(N)[0].size * 4
+    )  # of N ** 2 elements none is stored
+
+
+@pytest.mark.slow
+def test_rounds_that_make_them_compute_the_same() -> None:
+    fn = looped(sinkhorn, True, "scan")
+    given = [np.random.default_rng(k).normal(size=64).astype(np.float32) for k in range(3)]
+    program = te.trace(fn, *points(64))
+    inside = te.trace(fn, *points(64)).graph
+    assert with_invariants_inside(inside) is not inside
+    settings = te.Settings(work=0.3, merge=False)
+    plans = te.optimize(program, "h100:8", settings=settings)
+    plan = next(p for p in plans if p.mesh.devices == 8)
+    found = te.compile(plan, jax.devices()[:8])(*given)
+    for a, b in zip(found, jax.jit(fn)(*given), strict=True):
+        np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_product_stays_before_the_loop() -> None:
+    """To multiply again in every round is no small work, and what is given is not made at all."""
+    square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
+
+    def product(x: jax.Array, y: jax.Array) -> jax.Array:
+        c = x @ y
+        return lax.fori_loop(0, ROUNDS, lambda _, g: jnp.tanh(g + c * y), x)
+
+    graph = te.trace(product, square, square).graph
+    assert with_invariants_inside(graph) is graph

@@ -21,6 +21,7 @@ from jax import lax
 
 from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
 from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.rows.padded import Region, may_grow, padded
 from tapestry_egg.tracing.trace import trace
 
 Array = Any
@@ -362,3 +363,13 @@ def agree(
         finite = np.isfinite(want.astype(np.float64))
         scale = np.abs(want[finite].astype(np.float64)).max(initial=1.0)
         np.testing.assert_allclose(got, want, rtol=0, atol=tolerance * scale)
+
+
+def padded_along(graph: BlockGraph, number: int, index: int, extent: int) -> BlockGraph | None:
+    """The program with an index dim of one of its operations padded to an extent, and whatever
+    reads and makes its rows; None where that operation cannot run on more of them."""
+    op = graph.operations[number]
+    if not may_grow(graph, op):
+        return None
+    region = Region(graph)
+    return padded(region) if region.grown(number, index, extent) else None

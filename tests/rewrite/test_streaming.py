@@ -12,12 +12,14 @@ import numpy as np
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
-from tapestry_egg.machine.target import load_target
+from tapestry_egg.machine.target import Target, load_target
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.runtime.lower.kernels import streaming
+from tapestry_egg.schedule.one_device import program_seconds
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.forms_on_devices import (
     BOOKS,
@@ -29,6 +31,7 @@ from tests.rewrite.forms_on_devices import (
     run,
     types,
 )
+from tests.rewrite.loss_spellings import narrow, normalised, step
 
 Array = Any
 
@@ -155,3 +158,177 @@ def test_scores_are_never_stored() -> None:
     streamed = compiled(form, *shapes).memory_analysis().temp_size_in_bytes
     stored = jax.jit(masked).lower(*shapes).compile().memory_analysis().temp_size_in_bytes
     assert stored > 250e6 and streamed < stored / 2
+
+
+# The loss over a large vocabulary and its gradients, by kernels that never store the logits.
+
+
+S = jax.ShapeDtypeStruct
+STREAMED = {"dot_logsumexp", "exp_dot"}
+
+
+def picked(x: Array, w: Array, labels: Array) -> Array:
+    logits = x @ w
+    of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - of_label)
+
+
+def tied(x: Array, table: Array, labels: Array) -> Array:
+    """The table of embeddings transposed, as GPT-2 has it."""
+    return picked(x, table.T, labels)
+
+
+def arguments(tokens: int, width: int, vocabulary: int) -> list[S]:
+    return [
+        S((4, tokens // 4, width), jnp.float32),
+        S((width, vocabulary), jnp.float32),
+        S((4, tokens // 4), jnp.int32),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("loss", "room"), [(narrow, 64 << 20), (normalised, 64 << 20), (picked, 1), (tied, 1)]
+)
+def test_loss_and_gradients_are_those_of_jax(
+    loss: Callable[..., Any], room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one block, and in many, of which the last is smaller: 8200 are 256 of 32, and 8."""
+    monkeypatch.setattr(streaming, "_ROOM", room)
+    monkeypatch.setattr(streaming, "_LEAST", 32)
+    shapes = arguments(1024, 16, 8200)
+    if loss is tied:
+        shapes[1] = S((8200, 16), jnp.float32)
+    form = lean_form_of(step(loss), *shapes)
+    assert STREAMED <= kernels(form)
+    assert peak_alone(form.graph, load_target("h100:1")) < 0.1 * 4 * 1024 * 8200
+    inputs = draw(shapes, below=8200)
+    for got, want in zip(
+        run(form, *inputs), jax.tree.leaves(jax.jit(step(loss))(*inputs)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_labels_outside_the_vocabulary_count_as_jax_counts_them() -> None:
+    """nan in the loss, nothing in the gradients of the others."""
+    shapes = arguments(1024, 16, 8192)
+    form = lean_form_of(step(picked), *shapes)
+    x, w, labels = draw(shapes, below=8192)
+    labels = labels.at[0, 0].set(9000)
+    for got, want in zip(
+        run(form, x, w, labels), jax.tree.leaves(jax.jit(step(picked))(x, w, labels)), strict=True
+    ):
+        np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_the_peak_is_lower() -> None:
+    """4096 tokens over 16384 entries: logits of 256 MiB, in the derivative as well."""
+    shapes = arguments(4096, 16, 16384)
+    streamed = compiled(lean_form_of(step(picked), *shapes), *shapes).memory_analysis()
+    stored = jax.jit(step(picked)).lower(*shapes).compile().memory_analysis()
+    assert stored.temp_size_in_bytes > 250 << 20
+    assert streamed.temp_size_in_bytes < 64 << 20
+
+
+def test_logits_that_cost_less_to_store_are_stored() -> None:
+    """Of wide operands: making the logits again takes longer than reading them."""
+    form = form_of(step(picked), *arguments(1024, 4096, 8192))
+    assert not STREAMED & kernels(form)
+
+
+@pytest.mark.slow
+def test_the_bypassed_form_is_one_that_single_changes_do_not_find() -> None:
+    """Each alone holds more: only without the logits altogether is anything saved."""
+    from tapestry_egg.rewrite import cheapest as cheapest_module
+
+    graph = trace(step(picked), *arguments(1024, 16, 8192)).graph
+    target = load_target("h100:1")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cheapest_module, "bypass", lambda *given: given[4])
+        single = forms(graph, BOOKS, target, lean=True)
+    both = forms(graph, BOOKS, target, lean=True)
+    least = [min(peak_alone(f.graph, target) for f in found) for found in (single, both)]
+    assert least[1] < 0.5 * least[0]
+
+
+def test_what_is_left_of_logits_that_are_not_made_goes_too() -> None:
+    """Their derivative is a scattered one, whose sum is wanted as well: nothing else reads it."""
+    shapes = arguments(1024, 16, 8200)
+    lean = lean_form_of(step(normalised), *shapes)
+    logits = 4 * 1024 * 8200
+    assert peak_alone(lean.graph, load_target("h100:1")) < 0.1 * logits
+
+
+@pytest.mark.slow
+def test_logits_in_float32_stand_in_the_fastest_plan_and_not_in_the_leanest() -> None:
+    """On an H100 their blocks go through memory: a logarithm of 8192 words took twice as long as
+    its product, its gradient three times (benchmarks/README.md)."""
+    graph = trace(step(picked), *arguments(16384, 512, 32768)).graph
+    front = optimize(graph, "h100:1", settings=Settings(work=0.5))
+    fastest, leanest = front.best("seconds"), front.best("peak_bytes")
+    assert not STREAMED & kernels(fastest)
+    assert STREAMED <= kernels(leanest)
+    logits = 4 * 16384 * 32768
+    assert leanest.costs.peak_bytes < 0.25 * logits < logits < fastest.costs.peak_bytes
+
+
+@pytest.mark.slow
+def test_plans_cut_what_is_summed() -> None:
+    """Blocks of the vocabulary on every device: partial logarithms, combined under logaddexp."""
+    shapes = arguments(1024, 16, 8192)
+    front = optimize(
+        trace(step(picked), *shapes),
+        "h100:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        settings=Settings(work=0.5),
+        pins={"[1]": (None, "x")},
+    )
+    streamed = [p for p in front.plans if STREAMED <= kernels(p)]  # others have blocks of rows
+    plan = min(streamed, key=lambda p: p.costs.peak_bytes)
+    monoids = {layout.monoid for s in plan.body.strategies for layout in s.gives}
+    assert "logaddexp" in monoids
+    inputs = draw(shapes, below=8192)
+    got = te.compile(plan, jax.devices()[:8])(*inputs)
+    for a, b in zip(
+        jax.tree.leaves(got), jax.tree.leaves(jax.jit(step(picked))(*inputs)), strict=True
+    ):
+        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-7)
+
+
+def test_equal_programs_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several rulesets begin from one program, and try the same changes of it."""
+    priced: list[tuple[BlockGraph, float]] = []
+
+    def price(graph: BlockGraph, target: Target, weights: Any, passes: float) -> float:
+        priced.append((graph, passes))
+        return program_seconds(graph, target, weights, passes)
+
+    monkeypatch.setattr("tapestry_egg.rewrite.forms.program_seconds", price)
+    graph = trace(step(picked), *arguments(1024, 64, 8192)).graph
+    found = forms(graph, BOOKS, load_target("v5e:1"), lean=True)
+    assert len(found) > 2 and len(priced) > 2
+    for k, (one, passes) in enumerate(priced):
+        same = [g for g, p in priced[:k] if p == passes and g.operations == one.operations]
+        assert not same
+
+
+@pytest.mark.long
+def test_deep_programs_have_the_form_too() -> None:
+    """Where equal layers are folded, and where one ruleset alone finds what all find."""
+    from models import gpt2
+
+    config = gpt2.config(
+        "tiny", layers=8, width=16, heads=2, sequence=256, vocabulary=8192, batch=4
+    )
+    graph = trace(gpt2.step, *gpt2.abstract(config)).graph
+    target = load_target("v5e:1")
+    given, *others = forms(graph, BOOKS, target)
+    assert others and all(f.rules for f in others)
+    assert STREAMED <= kernels(others[0])
+    assert program_seconds(others[0].graph, target) < program_seconds(given.graph, target)
+    lean = lean_form_of(gpt2.step, *gpt2.abstract(config))
+    assert STREAMED <= kernels(lean)
+    target = load_target("h100:1")
+    assert peak_alone(lean.graph, target) < 0.9 * peak_alone(given.graph, target)

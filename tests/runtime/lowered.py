@@ -80,14 +80,14 @@ def repeated(fn: Callable[..., Any], times: int, *args: Any) -> Program:
     return replace(program, graph=made)
 
 
-def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2) -> None:
+def each_strategy(fn: Callable[..., Any], *args: Any, least: int = 2, most: int = 8) -> None:
     """Run `fn`, one operation, under many of its strategies at once, and compare."""
     graph = trace(fn, *args).graph
     (op,) = graph.operations
     strategies = all_cuts(signature_of(graph, op), MESH)
     assert len(strategies) >= least
     random.Random(0).shuffle(strategies)
-    strategies = strategies[:8]
+    strategies = strategies[:most]
     program = repeated(fn, len(strategies), *args)
     graph = program.graph
     inputs = tuple(Layout.replicated(graph.values[v].rank) for v in graph.inputs)

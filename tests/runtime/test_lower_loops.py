@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,10 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.experimental import io_callback
 
 import tapestry_egg as te
+from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.runtime import compare, compile
 from tapestry_egg.runtime.lower.lower import lower
-from tests.runtime.lowered import equations, numbers, same
+from tapestry_egg.runtime.measure.hlo_text import parse
+from tests.plans.plans import random_plan
+from tests.runtime.lowered import MESH, equations, numbers, same
 
 
 @pytest.mark.parametrize(
@@ -172,3 +180,198 @@ def test_a_loop_of_no_rounds_stacks_nothing(length: int) -> None:
     found, wanted = jax.jit(_looped(fn, (x, w), "cuda"))(x, w), jax.tree.leaves(jax.jit(fn)(x, w))
     for got, want in zip(found, wanted, strict=True):
         same(got, want, 1e-5)
+
+
+# Stacks that a loop renews: numbers as of the whole function, one array, nothing filled.
+
+
+LAYERS, ROWS, SIZE = 3, 6, 64
+STACK, X = numbers(LAYERS, ROWS, SIZE), numbers(2, SIZE, seed=1)
+
+
+def renewing(place: Any, reverse: bool = False) -> Any:
+    """A loop that writes two rows of every slice, and reads what is there then."""
+
+    def fn(stack: jax.Array, x: jax.Array) -> Any:
+        def step(c: jax.Array, old: jax.Array) -> Any:
+            new = lax.dynamic_update_slice_p.bind(old, c, place, np.zeros((), place.dtype))
+            return jnp.tanh(c + new.sum(0)), (new, c[0])
+
+        return lax.scan(step, x, stack, reverse=reverse)
+
+    return fn
+
+
+def _plan(fn: Any, *arguments: Any) -> Any:
+    settings = te.Settings(work=0.1, recompute=0)
+    return te.optimize(te.trace(fn, *arguments), "h100:1", settings=settings).best("seconds")
+
+
+PLACES = [*(np.int32(p) for p in (-3, 0, 4, 5, 99)), np.uint8(200)]
+
+
+@pytest.mark.parametrize(
+    ("place", "reverse"),
+    [
+        # Both ways at the last place there is; before, after and within it one way in a short run.
+        pytest.param(p, back, marks=[] if p == 4 or back == (k % 2 == 0) else pytest.mark.slow)
+        for k, p in enumerate(PLACES)
+        for back in (False, True)
+    ],
+)
+def test_a_part_is_written_within_its_slice(place: Any, reverse: bool) -> None:
+    """Wherever it is to be: a slice's update never reaches into the next slice."""
+    fn = renewing(place, reverse)
+    plan, wanted = _plan(fn, STACK, X), jax.tree.leaves(jax.jit(fn)(STACK, X))
+    for platform in ("cuda", "cpu", "tpu"):
+        got = jax.jit(lower(plan, platform=platform))(STACK, X)
+        for a, b in zip(got, wanted, strict=True):
+            same(a, b)
+
+
+def test_the_stack_is_carried_and_no_other_filled() -> None:
+    """Else another of its size is filled with zeros, and every slice copied into it."""
+    plan = _plan(renewing(np.int32(1)), STACK, X)
+    jaxpr = jax.make_jaxpr(lower(plan, platform="cuda"))(STACK, X).jaxpr
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    stacks = [v for v in loop.invars if v.aval.shape == STACK.shape]
+    assert stacks == [jaxpr.invars[0]]
+    sliced = loop.invars[loop.params["num_consts"] + loop.params["num_carry"] :]
+    assert stacks[0] not in sliced
+    body = loop.params["jaxpr"].jaxpr.eqns
+    written = [e.invars[1].aval.shape for e in body if e.primitive.name == "dynamic_update_slice"]
+    assert (1, *X.shape) in written and (1, ROWS, SIZE) not in written
+
+
+def test_stacks_are_left_to_xla_for_tpus() -> None:
+    """It would copy a stack that is carried, and hold 4 MiB more than 48 or 29 of a decoder."""
+    plan = _plan(renewing(np.int32(1)), STACK, X)
+    jaxpr = jax.make_jaxpr(lower(plan, platform="tpu"))(STACK, X).jaxpr
+    (loop,) = [e for e in jaxpr.eqns if e.primitive.name == "scan"]
+    sliced = loop.invars[loop.params["num_consts"] + loop.params["num_carry"] :]
+    assert jaxpr.invars[0] in sliced
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_plans_of_a_renewed_stack_give_the_original_numbers(seed: int) -> None:
+    """Also where a dim is cut in which a part is written, or the stack leaves otherwise cut."""
+    stack, x = numbers(LAYERS, 8, 16), numbers(2, 16, seed=1)
+    fn = renewing(np.int32(5))
+    program = te.trace(fn, stack, x)
+    plan = random_plan(program.graph, MESH, random.Random(seed))
+    same(compile(replace(plan, program=program))(stack, x), jax.jit(fn)(stack, x))
+
+
+# What a loop gathers in every round though it is the same in all is gathered inside the loop.
+
+
+Array = Any
+
+
+def twice(y: Array, w: Array, v: Array) -> Array:
+    return jnp.tanh(jnp.tanh(y @ w) @ v)
+
+
+def in_while(w: Array, v: Array, x: Array) -> Array:
+    return lax.while_loop(lambda s: s[0] < 5, lambda s: (s[0] + 1, twice(s[1], w, v)), (0, x))[1]
+
+
+def in_while_beside_nothing(w: Array, v: Array, x: Array) -> Any:
+    """The least of what is carried has no elements."""
+    begin = (0, x, jnp.zeros(0))
+    return lax.while_loop(
+        lambda s: s[0] < 5, lambda s: (s[0] + 1, twice(s[1], w, v), s[2] * 2), begin
+    )[1:]
+
+
+def in_scan_beside_nothing(w: Array, v: Array, x: Array) -> Any:
+    begin = (x, jnp.zeros(0))
+    return lax.scan(lambda s, _: ((twice(s[0], w, v), s[1] * 2), None), begin, None, length=5)[0]
+
+
+def in_while_of_sums(w: Array, v: Array, x: Array) -> Array:
+    """The bound is computed: what XLA makes of it is not known when the loop is planned."""
+    bound = lax.add(jnp.int32(3), lax.mul(jnp.int32(2), jnp.int32(1)))
+    return lax.while_loop(lambda s: s[0] < bound, lambda s: (s[0] + 1, twice(s[1], w, v)), (0, x))[
+        1
+    ]
+
+
+def in_while_until(w: Array, v: Array, x: Array) -> Array:
+    """How often it runs is known to nobody."""
+    return lax.while_loop(
+        lambda s: (s[0] < 5) & (s[1][0, 0] < 9.0), lambda s: (s[0] + 1, twice(s[1], w, v)), (0, x)
+    )[1]
+
+
+@pytest.mark.slow
+def test_what_a_condition_that_calls_sends_is_sent_once_a_round_and_inside() -> None:
+    asked = []
+
+    def goes_on(z: Any, i: Any) -> Any:
+        asked.append((float(z), int(i)))
+        return np.bool_(i < 3)
+
+    def fn(w: Array, x: Array) -> Array:
+        def more(s: Any) -> Any:
+            z = jnp.tanh(s[1] @ w).sum()
+            return io_callback(goes_on, jax.ShapeDtypeStruct((), bool), z, s[0], ordered=True)
+
+        return lax.while_loop(more, lambda s: (s[0] + 1, jnp.tanh(s[1])), (0, x))[1]
+
+    arguments = (0.06 * numbers(256, 256), numbers(512, 256))
+    front = te.optimize(
+        te.trace(fn, *arguments),
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={"[0]": ("x", None), "[1]": ("x", None)},
+        settings=Settings(work=1.0, recompute=0, forms=0),
+    )
+    plan = front.best("peak_bytes")
+    assert [c.kind for c in plan.collectives].count("all_gather") == 1
+    run = te.compile(plan, jax.devices()[:8])
+    compiled = run.lower().compile()
+    module = parse(compiled.as_text())
+    entry = module.computations[module.entry]
+    assert not any(i.opcode.startswith("all-") for i in entry.instructions)
+    comparison = compare(plan, compiled)
+    assert comparison.equal, f"\n{comparison}"
+    same(run(*arguments), jax.jit(fn)(*arguments), 1e-3)
+    assert [i for _, i in asked] == [0, 1, 2, 3] * 2
+    ours, plain = ([z for z, _ in half] for half in (asked[:4], asked[4:]))
+    np.testing.assert_allclose(ours, plain, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fn",
+    [in_while, in_while_beside_nothing, in_scan_beside_nothing, in_while_of_sums, in_while_until],
+)
+def test_what_a_loop_gathers_in_every_round_is_gathered_inside_it(fn: Callable[..., Any]) -> None:
+    arguments = (0.06 * numbers(256, 256), 0.06 * numbers(256, 256, seed=1), numbers(512, 256))
+    front = te.optimize(
+        te.trace(fn, *arguments),
+        "cpu:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        pins={f"[{i}]": ("x", None) for i in range(3)},
+        settings=Settings(work=1.0, recompute=0, forms=0),
+    )
+    plan = front.best("peak_bytes")
+    gathers = [
+        c for c in plan.collectives if c.kind == "all_gather" and c.reader.startswith("dot_general")
+    ]
+    assert len(gathers) == 2
+    run = te.compile(plan, jax.devices()[:8])
+    compiled = run.lower().compile()
+    module = parse(compiled.as_text())
+    inside = {
+        name: sum(i.opcode == "all-gather" for i in computation.instructions)
+        for name, computation in module.computations.items()
+    }
+    if fn is not in_while_until:  # nothing that a loop counts by is tied to what it gathers
+        assert 'known_trip_count":{"n":"5"}' in compiled.as_text()
+    # The one element that a condition reads comes from the device that has it.
+    assert inside[module.entry] == 0 and sum(inside.values()) == 2
+    comparison = compare(plan, compiled)
+    assert comparison.equal, f"\n{comparison}"
+    same(run(*arguments), jax.jit(fn)(*arguments), 1e-3)

@@ -44,16 +44,6 @@ def with_even_parts(graph: BlockGraph, parts: int) -> BlockGraph:
     return graph
 
 
-def padded_along(graph: BlockGraph, number: int, index: int, extent: int) -> BlockGraph | None:
-    """The program with an index dim of one of its operations padded to an extent, and whatever
-    reads and makes its rows; None where that operation cannot run on more of them."""
-    op = graph.operations[number]
-    if not may_grow(graph, op):
-        return None
-    region = Region(graph)
-    return padded(region) if region.grown(number, index, extent) else None
-
-
 def _best(graph: BlockGraph, parts: int, in_all: bool = False) -> Region | None:
     """The region that saves most, if one saves enough; `in_all` as for `shared`."""
     work = _Work(graph, parts, in_all)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,17 @@ from hypothesis import strategies as st
 from tapestry_egg.errors import TemplateError
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.instantiate import instantiate
 from tapestry_egg.metakernels.language.expressions import Expression, Origin, PassageText
-from tapestry_egg.metakernels.language.patterns import Pattern
+from tapestry_egg.metakernels.language.faults import Fault, Mismatch
+from tapestry_egg.metakernels.language.parser import Start, Tree, parse
+from tapestry_egg.metakernels.language.patterns import Pattern, bind
 from tapestry_egg.metakernels.language.template_file import read_templates
 from tapestry_egg.metakernels.signatures.parameters import hashable, readable
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.metakernels.signatures.values import Row, digits
+from tapestry_egg.rules.language.book import book_names, load_book
+from tapestry_egg.tracing.graph_documents import type_of_text
 from tapestry_egg.zspace import Projection
 
 SCOPE: dict[str, Any] = {
@@ -421,3 +428,293 @@ def test_an_operation_of_a_known_kind_is_looked_up_in_a_few_calls() -> None:
 
     calls()  # thousands an operation
     assert calls() < 100 * len(operations)
+
+
+# Shape patterns over lists of tensors: groups, indexed dims, and one value for every name.
+
+
+def test_x12_patterns_over_lists_of_tensors() -> None:
+    tensors = Pattern("[$batch..., $shape=($height, $width), $features[$i]]")
+    masks = Pattern("[$shape=($height, $width), $features[$i]]")
+    names: dict[str, Any] = {}
+    bind(
+        [
+            (tensors, [(100, 128, 256, 512, 2), (100, 128, 256, 512, 4)]),
+            (masks, [(256, 512, 2), (256, 512, 4)]),
+        ],
+        names,
+    )
+    assert names == {
+        "$batch": (100, 128),
+        "$shape": (256, 512),
+        "$height": 256,
+        "$width": 512,
+        "$i": 2,
+        "$features": (2, 4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("masks", "said"),
+    [
+        ([(256, 512, 2)], r"\$i is 1 .* and 2 before"),
+        ([(256, 512, 2), (256, 512, 3)], r"\$features is \[2, 3\] .* and \[2, 4\] before"),
+        ([(256, 511, 2), (256, 512, 4)], r"\$shape is \[256, 511\]"),
+        ([(256, 512, 2), (1, 256, 512, 4)], r"has rank 4, the pattern .* 3 dims"),
+    ],
+)
+def test_x12_every_name_has_one_value(masks: Any, said: str) -> None:
+    tensors = Pattern("[$batch..., $shape=($height, $width), $features[$i]]")
+    second = Pattern("[$shape=($height, $width), $features[$i]]")
+    shapes = [(100, 128, 256, 512, 2), (100, 128, 256, 512, 4)]
+    with pytest.raises(Mismatch, match=said):
+        bind([(tensors, shapes), (second, masks)], {})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shape", "spans"),
+    [
+        (
+            "[$batch..., $hwc[$i]=($shape=($height, $width), $channels[$i]), $features[$i]]",
+            (100, 128, 256, 512, 3, 8),
+            {"$batch": (0, 2), "$hwc": (2, 5), "$shape": (2, 4), "$height": (2, 3)}
+            | {"$width": (3, 4), "$channels": (4, 5), "$features": (5, 6)},
+        ),
+        (
+            "[a, b=[x, y=[j, +k]], c]",
+            (9, 8, 7, 6, 5, 4, 3),
+            {"$a": (0, 1), "$b": (1, 6), "$x": (1, 2), "$y": (2, 6), "$j": (2, 3), "$k": (3, 6)}
+            | {"$c": (6, 7)},
+        ),
+        ("[*batch, features]", (5, 6, 7), {"$batch": (0, 2), "$features": (2, 3)}),
+    ],
+)
+def test_x12_groups_nest_and_may_hold_the_ellipsis(
+    pattern: str, shape: tuple[int, ...], spans: dict[str, tuple[int, int]]
+) -> None:
+    found = Pattern(pattern).spans(shape)
+    assert {s.name: (s.start, s.stop) for s in found} == spans
+    hwc = [s.value(shape) for s in found if s.name == "$hwc"]
+    assert hwc in ([], [(256, 512, 3)])
+
+
+def test_x12_a_group_of_each_tensor() -> None:
+    names: dict[str, Any] = {}
+    pattern = Pattern("[$n..., $hw[$i]=($h[$i], $w[$i])]")
+    bind([(pattern, [(7, 2, 3), (7, 4, 5)])], names)
+    assert names == {"$n": (7,), "$hw": ((2, 3), (4, 5)), "$h": (2, 4), "$w": (3, 5), "$i": 2}
+
+
+def test_an_ellipsis_of_a_counted_number_of_dims() -> None:
+    pattern = Pattern("[$lead...[:$axis + 1], $n, $tail...]")
+    names: dict[str, Any] = {}
+    bind([(pattern, [(2, 3, 4, 5)])], names, {"$axis": 1})
+    assert names == {"$lead": (2, 3), "$n": 4, "$tail": (5,)}
+    with pytest.raises(TemplateError, match="-1 is not a number of dims"):
+        pattern.spans((2, 3), {"$axis": -2})
+
+
+@pytest.mark.parametrize(
+    ("pattern", "shape", "said"),
+    [
+        ("[$a, $b]", (1,), "[1] has rank 1, the pattern [$a, $b] 2 dims"),
+        ("[$a, $b...]", (), "1 dims or more"),
+        ("[$a, +$b]", (1,), "2 dims or more"),
+        ("[$a, 3]", (1, 4), "dim 1 of [1, 4] is 4, the pattern [$a, 3] has 3 there"),
+        ("[$n, $n]", (3, 4), "$n is 4 in [3, 4] as [$n, $n], and 3 before"),
+        ("[$g=($a, $b), $c]", (1, 2), "2, the pattern [$g=($a, $b), $c] 3 dims"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_told_why(
+    pattern: str, shape: tuple[int, ...], said: str
+) -> None:
+    with pytest.raises(Mismatch) as caught:
+        bind([(Pattern(pattern), [shape])], {})
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("other", ["float32[2,2]", "float32[2]", "int32[2,1]"])
+def test_tensors_are_joined_only_where_they_agree_in_all_else(other: str) -> None:
+    first, second = (type_of_text(t, "here") for t in ("float32[2,1]", other))
+    for operands in ((first, second), (second, first)):
+        with pytest.raises(TemplateError, match="no template fits concatenate"):
+            registry.signature("concatenate", {"dimension": 0}, operands)
+    longer = type_of_text("float32[3,1]", "here")
+    (joined,) = registry.output_types("concatenate", {"dimension": 0}, (first, longer))
+    assert joined.shape == (5, 1)
+
+
+# `reduce:` in templates: dims of the inputs that become reduced index dims.
+
+
+def signature(folder: Path, text: str) -> OperationSignature:
+    """The signature of a template of x: f32[2, 3, 4] and y: f32[4]."""
+    path = folder / "own.yaml"
+    path.write_text(text)
+    (template,) = read_templates(path)
+    types = TensorType((2, 3, 4), "float32"), TensorType((4,), "float32")
+    return instantiate(template, "f", {}, types, None).signature
+
+
+REDUCED = """
+f:
+  index: "[$a]"
+  inputs:
+    x: {shape: "[$a, $n, $m]", dtype: $d, ipf: "[1, new, new] :> [1, $n, $m]"}
+    y: {shape: "[$m]", dtype: $d, ipf: "[drop, new] :> [%s]"}
+  reduce: %s
+  outputs: {out: {dtype: $d}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("reduce", "dims_of_x", "dims_of_y", "added"),
+    [
+        ("{m: sum}", [0, 0, 1], [1], [(4, "sum")]),
+        ("{m: max, n: sum}", [0, 2, 1], [1], [(4, "max"), (3, "sum")]),
+        ("{r: {monoid: sum, over: {x: 2, y: 0}}}", [0, 0, 1], [1], [(4, "sum")]),
+        ("{r: {monoid: sum, over: {x: -1, y: -1}}}", [0, 0, 1], [1], [(4, "sum")]),
+        ("{r: {monoid: sum, over: {x: '[1]'}}}", [0, 1, 0], [0], [(3, "sum")]),
+        ("{r: {monoid: min, over: {x: '[1, 2]'}}}", [0, 1, 2], [0], [(3, "min"), (4, "min")]),
+        ("{m: whole if $d == float32 else sum}", [0, 0, 1], [1], [(4, "whole")]),
+    ],
+)
+def test_reduced_dims_follow_new_index_dims(
+    tmp_path: Path, reduce: str, dims_of_x: list[int], dims_of_y: list[int], added: Any
+) -> None:
+    sig = signature(tmp_path, REDUCED % ("$m", reduce))
+    assert [(d.size, d.monoid or d.role) for d in sig.index] == [(2, "map"), *added]
+    assert sig.output_types[0].shape == (2,)
+    for p, wanted in zip(sig.inputs, (dims_of_x, dims_of_y), strict=True):
+        whole = sig.input_types[sig.inputs.index(p)].shape
+        for k, d in enumerate(wanted):
+            follows = d > 0 or (p is sig.inputs[0] and k == 0)
+            assert p.matrix[k] == tuple(int(follows and e == d) for e in range(len(sig.index)))
+            assert p.shape[k] == (1 if follows else whole[k])
+
+
+@pytest.mark.parametrize(
+    ("extent", "reduce", "said"),
+    [
+        ("$m", "{k: sum}", "no input has a dim $k to reduce"),
+        ("$m", "{a: sum}", "'a' is an index group already"),
+        ("$m", "{m: plus}", "'plus' is not a monoid"),
+        ("1", "{m: sum}", "dim 0 of operand 1, f32[4], is not read whole"),
+        ("$m", "{r: {monoid: sum, over: {x: 3}}}", "3 is outside x, f32[2, 3, 4]"),
+        ("$m", "{r: {monoid: sum, over: {x: 1, y: 0}}}", "the dims to reduce differ: [3] and [4]"),
+        ("$m", "{r: {monoid: sum, over: {z: 1}}}", "'z' in `over` is no operand"),
+        ("$m", "{m: sum, r: {monoid: sum, over: {x: 2}}}", "dim 2 of operand 0 is reduced twice"),
+        ("$m", "{r: {over: {x: 2}}}", "'monoid' is missing in a reduction"),
+    ],
+)
+def test_reductions_that_cannot_be(tmp_path: Path, extent: str, reduce: str, said: str) -> None:
+    with pytest.raises(TemplateError) as caught:
+        signature(tmp_path, REDUCED % (extent, reduce))
+    assert said in caught.value.what and caught.value.where.startswith("own.yaml:7:")
+
+
+# The grammar of the template language: which trees texts are, and which texts are refused.
+
+
+def shown(node: Any) -> Any:
+    """A tree as tuples, without its places."""
+    if isinstance(node, Tree):
+        return (node.data, *map(shown, node.children)) if node.children else node.data
+    return node if node is None else str(node)
+
+
+def number(n: int) -> tuple[str, str]:
+    return "integer", str(n)
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("1 + 2 * 3", ("binary", number(1), "+", ("binary", number(2), "*", number(3)))),
+        ("1 - 2 - 3", ("binary", ("binary", number(1), "-", number(2)), "-", number(3))),
+        ("-2 ^ 3 ^ 4", ("negate", "-", ("binary", number(2), "^",
+                                        ("binary", number(3), "^", number(4))))),
+        ("2 ^ -1", ("binary", number(2), "^", ("negate", "-", number(1)))),
+        ("not a == b", ("inverse", ("compare", ("word", "a"), "==", ("word", "b")))),
+        ("a not in b or c", ("either", ("stranger", ("word", "a"), ("word", "b")), ("word", "c"))),
+        ("1 if a else 2 if b else 3", ("choice", number(1), ("word", "a"), (
+            "choice", number(2), ("word", "b"), number(3)))),
+        ("1 :+ 2 if a else 3", ("choice", ("extent", number(1), number(2)), ("word", "a"),
+                                number(3))),
+        ("[..., 1] :> [0...]", ("box", ("list", ("standard", "..."), number(1)),
+                                ("list", ("spread", number(0), "...")))),
+        ("[1...[:2]..., 3]", ("list", ("filling", number(1), "...", None, ("upper", number(2)),
+                                       "..."), number(3))),
+        ("[1, 0... | 4 | 2]", ("augmented", ("entries", number(1), ("spread", number(0), "...")),
+                               number(4), number(2))),
+        ("[$i for $i, $n in a if b]", ("comprehension", ("variable", "$i"),
+                                       ("targets", "$i", "$n"), ("word", "a"), ("word", "b"))),
+        ("$x.in[1:]", ("slice", ("attribute", ("variable", "$x"), "in"), ("lower", number(1)),
+                       None)),
+        ("D [1]", ("diagonal", "D", number(1))),
+        ("D(D, true)", ("call", "D", ("word", "D"), "yes")),
+        ("else + for", ("binary", ("word", "else"), "+", ("word", "for"))),
+    ],
+)  # fmt: skip
+def test_expressions_are_these_trees(text: str, tree: Any) -> None:
+    assert shown(parse(text, "expression")) == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "at", "expected"),
+    [
+        ("a < b < c", "expression", 6, "`and`"),
+        ("1 :+ 2 :+ 3", "expression", 7, "`if`"),
+        ("[0] :> [1] :> [2]", "expression", 11, "the end"),
+        ("a == not b", "expression", 9, "`(`"),
+        ("1 ifx else 2", "expression", 2, "`if`"),
+        ("[$a for b in c]", "expression", 8, "`$name`"),
+        ("[[0] >: [1]]", "expression", 6, "is `:>`"),
+        ("f(1", "expression", 3, "`)`"),
+        ("[$n...[2]]", "pattern", 7, "`:`"),
+        ("[$n=$m]", "pattern", 4, "`(`"),
+        ("sum(x) -> ", "passage", 9, "a word"),
+        ("-" * 4000 + "1", "expression", 0, ""),
+    ],
+)
+def test_other_texts_are_refused_where_they_end_to_be_texts(
+    text: str, start: Start, at: int, expected: str
+) -> None:
+    with pytest.raises(Fault) as caught:
+        parse(text, start)
+    assert (caught.value.at, expected in caught.value.hint) == (at, True)
+
+
+def shipped_texts() -> list[str]:
+    found = {
+        e.text for entries in registry.templates().values() for t in entries for e in t.texts()
+    }
+    for name in book_names():
+        for rule in load_book(name).rules:
+            if rule.recipe is not None:
+                found |= {e.text for e in (*rule.recipe.guards, *rule.recipe.let.values())}
+    return sorted(found)
+
+
+def test_places_are_those_of_the_words_and_damage_never_ends_otherwise_than_in_a_fault() -> None:
+    rng = random.Random(0)
+    for text in shipped_texts():
+        stack: list[Any] = [parse(text, "expression")]
+        while stack:
+            node = stack.pop()
+            if isinstance(node, Tree):
+                stack += node.children
+            elif node is not None:
+                assert text.startswith(str(node), node.start_pos)
+        at = rng.randrange(len(text) + 1)
+        damaged = text[:at] + rng.choice("[](),.:|?$@ ") + text[at + rng.randrange(2) :]
+        try:
+            parse(damaged, "expression")
+        except Fault as fault:
+            assert 0 <= fault.at <= len(damaged)
+
+
+def test_patterns_of_shipped_templates_are_read() -> None:
+    operands = {o for entries in registry.templates().values() for t in entries for o in t.inputs}
+    patterns: list[Pattern] = [o.pattern for o in operands if o.pattern is not None]
+    assert len(patterns) > 20 and all(p.axes() is not None for p in patterns)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.columns import WIDEST, columns, lines_of, readers_width, told_once
+from tapestry_egg.extract.front.front import Front
 from tapestry_egg.plans.peak import Peak, PeakPart
 from tapestry_egg.quantities import BYTES, TIME
 
@@ -119,7 +121,7 @@ def test_tables_call_files_by_the_end_of_their_paths(plan: te.Plan) -> None:
     with lines_of(WIDEST):
         texts = str(plan.peak()), str(plan.costs_by("line"))
     for text in texts:
-        assert "test_plan_text.py:" in text and "/test_plan_text.py" not in text
+        assert "test_text.py:" in text and "/test_text.py" not in text
 
 
 def test_columns_that_do_not_fit_stand_below_and_no_word_is_broken() -> None:
@@ -167,3 +169,41 @@ def test_columns_of_the_environment_count_where_no_terminal_is(
     assert found == {"": 80, "100": 100, "500": WIDEST, "7": 60, "many": 80}
     monkeypatch.delenv("COLUMNS")
     assert readers_width() == 80
+
+
+# What a prompt and a notebook show of results: a line, a table, a picture; no page of data.
+
+
+@pytest.fixture(scope="module")
+def front() -> Front:
+    def loss(w: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.sum(jnp.tanh(x @ w))
+
+    shape = jax.ShapeDtypeStruct((64, 64), "float32")
+    graph = te.trace(loss, shape, shape, name="loss")
+    return te.optimize(graph, "cpu:2", settings=te.Settings(work=0.3, workers=1))
+
+
+def test_results_are_a_line_at_the_prompt(front: Front) -> None:
+    plan = front.plans[0]
+    assert repr(plan).startswith(f"Plan(p0 of loss on cpu:2, mesh {plan.mesh}: ")
+    assert repr(plan.graph) == "BlockGraph(loss: 3 operations, 2 inputs, 1 outputs)"
+    assert repr(front).startswith("Front(loss on cpu:2: ")
+    for shown in (repr(plan), repr(plan.graph), repr(front), str(plan), f"{[plan]}"):
+        assert len(shown) <= 120 and "\n" not in shown
+
+
+def test_a_front_of_one_plan_or_none_has_no_range(front: Front) -> None:
+    one = replace(front, plans=front.plans[:1])
+    assert "1 plan, " in repr(one) and " to " not in repr(one)
+    assert repr(replace(front, plans=())) == "Front(loss on cpu:2: 0 plans)"
+
+
+def test_notebooks_show_the_picture_above_the_table(front: Front) -> None:
+    shown = front._repr_mimebundle_()
+    assert shown["text/plain"] == str(front)
+    page = ET.fromstring(f"<body>{shown['text/html']}</body>")
+    assert page.find("div/{http://www.w3.org/2000/svg}svg") is not None
+    assert page.findtext("pre") == str(front)
+    empty = replace(front, plans=())
+    assert "<svg" not in empty._repr_mimebundle_()["text/html"]
