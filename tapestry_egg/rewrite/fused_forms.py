@@ -137,7 +137,7 @@ def _at_once(
     before, after = (program_seconds(g, target) for g in (graph, made))
     if after > (1.0 - _MUCH) * before:
         return ()
-    what = "products of all rounds are made at once"
+    what = "what need not wait is made of all rounds at once"
     step = _step(graph, made, target, apart.RULE, "loops", what)
     base, *others = forms_with_streams(made, books, target, budget, least_gain, slower=False)
     faster = [f for f in others if not (f.slower or f.extra)]
