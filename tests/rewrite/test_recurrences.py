@@ -161,6 +161,7 @@ def mixed(h: Any, x: Any, y: Any) -> tuple[Any, Any]:
 IN_ORDER: dict[str, tuple[Step, Any]] = {
     "dense": (dense, jnp.ones(SHAPE)),
     "across": (across, jnp.ones(SHAPE)),
+    "reversed": (lambda h, x, y: (lax.rev(h, (0,)) * 0.5 + x, None), jnp.ones(SHAPE)),
     "both ways": (both_ways, (jnp.ones(SHAPE), jnp.ones(SHAPE))),
     "rounded": (rounded, jnp.ones(SHAPE)),
     "mixed": (mixed, jnp.ones(SHAPE)),
