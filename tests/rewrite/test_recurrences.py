@@ -15,7 +15,7 @@ from jax import lax
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.rewrite.streams.apart import RULE, with_rounds_at_once
+from tapestry_egg.rewrite.streams.apart import STATES, with_rounds_at_once
 from tapestry_egg.tracing.emit import emit
 
 SHAPE = 3, 4
@@ -108,10 +108,10 @@ def test_states_without_a_loop(name: str, reverse: bool) -> None:
     for rounds in (2, 7):
         x, y = drawn(rounds, *SHAPE), drawn(rounds, *SHAPE, seed=1)
         graph = te.trace(run_of(name, reverse), x, y).graph
-        changed = with_rounds_at_once(graph)
+        changed = with_rounds_at_once(graph, states=True)
         assert loops(changed) == 0 < loops(graph)
         agree(emit(graph)(x, y), jax.jit(lambda *a: emit(changed)(*a))(x, y))  # noqa: B023
-        assert with_rounds_at_once(changed) is changed
+        assert with_rounds_at_once(changed, states=True) is changed
 
 
 @pytest.mark.parametrize("name", [n for n in STEPS if n not in ("counted", "turned")])
@@ -121,7 +121,7 @@ def test_derivatives_are_recurrences_too(name: str) -> None:
 
     x, y = drawn(6, *SHAPE), drawn(6, *SHAPE, seed=1)
     graph = te.trace(jax.grad(loss, (0, 1)), x, y).graph
-    changed = with_rounds_at_once(graph)
+    changed = with_rounds_at_once(graph, states=True)
     assert loops(changed) == 0
     agree(emit(graph)(x, y), jax.jit(lambda *a: emit(changed)(*a))(x, y), 2e-4)
 
@@ -131,7 +131,7 @@ def test_what_is_not_finite_is_found_in_the_same_places(name: str) -> None:
     x, y = np.array(drawn(8, *SHAPE)), np.array(drawn(8, *SHAPE, seed=1))
     x[2, 0, 0], x[3, 0, 1], x[4, 1, 1], y[5, 2, 2] = np.nan, np.inf, -np.inf, np.nan
     graph = te.trace(run_of(name), x, y).graph
-    want, found = emit(graph)(x, y), emit(with_rounds_at_once(graph))(x, y)
+    want, found = emit(graph)(x, y), emit(with_rounds_at_once(graph, states=True))(x, y)
     agree(want, found)
 
 
@@ -188,7 +188,7 @@ def test_what_needs_its_rounds_in_order_stays_a_loop(name: str) -> None:
     fn = jax.grad(lambda x, y: jax.tree.leaves(run(x, y))[0]) if name == "recomputed" else run
     x, y = drawn(4, *SHAPE), drawn(4, *SHAPE, seed=1)
     graph = te.trace(fn, x, y).graph
-    changed = with_rounds_at_once(graph)
+    changed = with_rounds_at_once(graph, states=True)
     assert loops(changed) == loops(graph) > 0
     agree(emit(graph)(x, y), emit(changed)(x, y))
 
@@ -237,7 +237,7 @@ def test_random_bodies(ops: Any, data: st.DataObject, reverse: bool, derivative:
     fn = jax.grad(loss, (0, 1)) if derivative else run
     x, y = drawn(5, *SHAPE) / 2, drawn(5, *SHAPE, seed=1) / 2
     graph = te.trace(fn, x, y).graph
-    agree(emit(graph)(x, y), emit(with_rounds_at_once(graph))(x, y), 2e-4)
+    agree(emit(graph)(x, y), emit(with_rounds_at_once(graph, states=True))(x, y), 2e-4)
 
 
 @pytest.mark.slow
@@ -255,7 +255,9 @@ def test_a_plan_of_a_gated_recurrence_runs_on_devices_and_is_saved(tmp_path: Any
     step = jax.value_and_grad(loss)
     front = te.optimize(te.trace(step, w, x), target="h100:8", settings=te.Settings(work=0.3))
     plan = min(front, key=lambda p: p.costs.seconds)
-    assert RULE in plan.rules
+    assert STATES in plan.rules
+    on_cpus = te.optimize(te.trace(step, w, x), target="cpu:8", settings=te.Settings(work=0.3))
+    assert not any(STATES in p.rules for p in on_cpus)
     te.save(plan, tmp_path / "plan.json")
     saved = te.load(tmp_path / "plan.json")
     agree(jax.jit(step)(w, x), te.compile(saved)(w, x), 2e-4)

@@ -106,10 +106,10 @@ STEPS: dict[str, tuple[Callable[..., Any], Any, int, int]] = {
         2,
         3,
     ),
-    "given": (kept_in_each, jnp.zeros((ROWS, WIDTH)), 0, 0),
+    "given": (kept_in_each, jnp.zeros((ROWS, WIDTH)), 0, 1),
     "gradients": (gradients, (jnp.ones((WIDTH, WIDTH)), jnp.ones((WIDTH, WIDTH))), 0, 0),
     "chosen": (chosen, jnp.zeros((ROWS, WIDTH)), 1, 1),
-    "masked": (masked, jnp.ones((ROWS, WIDTH)), 0, 0),
+    "masked": (masked, jnp.ones((ROWS, WIDTH)), 0, 1),
 }
 
 

@@ -34,19 +34,20 @@ from tapestry_egg.tracing.needless import Known
 
 from .recurrences import Recurrence, last, previous, recurrences
 
-#: The name of this change in the rules and steps of plans.
-RULE = "rounds-at-once"
+#: The names of this change in the rules and steps of plans, the second where states are prefixes.
+RULE, STATES = "rounds-at-once", "states-at-once"
 
 #: Operations that leave one loop at most: each is traced anew, and takes milliseconds.
 _MOST = 400
 
 
-def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
+def with_rounds_at_once(graph: BlockGraph, states: bool = False) -> BlockGraph:
     """The graph with the products of loops that need not wait for each other made of all rounds at
-    once; the same graph if there are none. What was added to something carried is added up in
-    another order."""
-    graph = graph.map_regions(with_rounds_at_once)
-    parts = {k: own for k, op in enumerate(graph.operations) if (own := _parts(op)) is not None}
+    once, and with all of a loop whose `states` are prefixes, if these are wanted; the same graph if
+    there are none. What was added to something carried is added up in another order."""
+    graph = graph.map_regions(partial(with_rounds_at_once, states=states))
+    found = [_parts(op, states) for op in graph.operations]
+    parts = {k: own for k, own in enumerate(found) if own is not None}
     if not parts:
         return graph
     makers = {v: op for op in graph.operations for v in op.outputs}
@@ -66,6 +67,12 @@ def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
     return without_unread_streams(changed)
 
 
+def has_states(graph: BlockGraph) -> bool:
+    """Whether a loop of the program, or in one, has states that are prefixes."""
+    found = (_parts(op, states=True) for op in graph.walk())
+    return any(own is not None and own.states is not None for own in found)
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Which operations of a loop's body are made of all rounds before it (`early`) and after it
@@ -81,18 +88,19 @@ class _Parts:
     states: tuple[Recurrence, ...] | None = None
 
 
-def _parts(op: Operation) -> _Parts | None:
-    """What may leave a loop; None where nothing may."""
+def _parts(op: Operation, states: bool) -> _Parts | None:
+    """What may leave a loop, all of it if its `states` may be prefixes; None where nothing may."""
     if not op.is_scan or op.rounds < 2 or op.effectful:
         return None
     (body,) = op.regions
-    if len(body.operations) <= _MOST and all(_may_leave(body, o) for o in body.operations):
+    few = len(body.operations) <= _MOST
+    if states and few and all(_may_leave(body, o) for o in body.operations):
         consts, carries = counts(op)
         sums = _sums(body, body.inputs[consts : consts + carries])
-        states = recurrences(op, sums)
-        if states is not None:
+        ordered = recurrences(op, sums)
+        if ordered is not None:
             every = frozenset(range(len(body.operations)))
-            return _Parts(frozenset(), frozenset(), every, sums, states)
+            return _Parts(frozenset(), frozenset(), every, sums, ordered)
     ops, heavy = body.operations, _heavy(body)
     if not heavy:
         return None
