@@ -130,15 +130,18 @@ def _at_once(
     least_gain: float,
 ) -> tuple[Form, ...]:
     """The fastest forms of the program whose loops make of all rounds at once what they can; none
-    where that saves little."""
-    made = apart.with_rounds_at_once(graph)
+    where that saves little. States stay in loops on CPUs, where a round waits for no launch, and
+    keeps what it carries in a cache."""
+    states = target.platform != "cpu" and apart.has_states(graph)
+    made = apart.with_rounds_at_once(graph, states)
     if made is graph:
         return ()
     before, after = (program_seconds(g, target) for g in (graph, made))
     if after > (1.0 - _MUCH) * before:
         return ()
-    what = "products of all rounds are made at once"
-    step = _step(graph, made, target, apart.RULE, "loops", what)
+    what = "what need not wait is made of all rounds at once"
+    rule = apart.STATES if states else apart.RULE
+    step = _step(graph, made, target, rule, "loops", what)
     base, *others = forms_with_streams(made, books, target, budget, least_gain, slower=False)
     faster = [f for f in others if not (f.slower or f.extra)]
     return tuple([f.behind(step) for f in faster or [replace(base, left=Left())]])

@@ -218,6 +218,10 @@ cumulated: m x
     jnp.cumsum(x, d)
     lax.associative_scan(jnp.add, x, axis=d)
     jnp.flip(lax.cumsum(jnp.flip(x, d), d, reverse=True), d)
+    added_up(x, d)
+filtered: m x v
+    x * v[on(d, None)] + lax.pad(x, 0.0, along(d, (1, -1, 0), (0, 0, 0))) * jnp.sin(v)[on(d, None)]
+    depthwise(x, jnp.stack([jnp.sin(v), v]), d)
 fourier: m x
     jnp.fft.fftn(x).real
     jnp.fft.fft(jnp.fft.fft(x, axis=0), axis=1).real
@@ -303,6 +307,22 @@ def over(x: Any, d: int) -> Any:
 def largest(x: Any, d: int) -> Any:
     """The largest elements along `d`, as constants."""
     return lax.stop_gradient(x.max(d, keepdims=True))
+
+
+def added_up(x: Any, d: int) -> Any:
+    """The sums along `d` up to each place, by a loop."""
+    sums = lax.scan(lambda s, r: (s + r,) * 2, jnp.zeros(x.shape[1 - d]), jnp.moveaxis(x, d, 0))[1]
+    return jnp.moveaxis(sums, 0, d)
+
+
+def depthwise(x: Any, taps: Any, d: int) -> Any:
+    """Each line of `x` along `d` convolved with taps of its own; the last tap is of the place."""
+    w = taps[:, None] if d == 0 else taps.T[:, None]
+    names = ("NWC", "WIO", "NWC") if d == 0 else ("NCW", "OIW", "NCW")
+    padding, groups = [(len(taps) - 1, 0)], x.shape[1 - d]
+    return lax.conv_general_dilated(
+        x[None], w, (1,), padding, dimension_numbers=names, feature_group_count=groups
+    )[0]
 
 
 def subscripts(d: int, first: str, other: str = "") -> str:

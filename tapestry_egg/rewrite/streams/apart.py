@@ -7,6 +7,10 @@ before the loop those that read nothing that is carried, after it those that not
 of. The loop is given the former, one round at a time, and keeps what the latter read. What is added
 to round by round, and not read, is one sum over all rounds in the end.
 
+A loop whose carried values all follow from those of the round before by a recurrence that needs no
+order (`recurrences.py`) has no rounds that wait: its states are made by prefix sums, products,
+maxima, or an associative scan of affine maps, and all else of all rounds at once.
+
 JAX says what a kernel of all rounds is (`jax.vmap`). More is in memory, and there are fewer and
 larger kernels.
 """
@@ -26,23 +30,29 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, wit
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.attention.loops import without_unread_streams
+from tapestry_egg.tracing.needless import Known
 
-#: The name of this change in the rules and steps of plans.
-RULE = "rounds-at-once"
+from .recurrences import Recurrence, last, previous, recurrences
+
+#: The names of this change in the rules and steps of plans, the second where states are prefixes.
+RULE, STATES = "rounds-at-once", "states-at-once"
 
 #: Operations that leave one loop at most: each is traced anew, and takes milliseconds.
 _MOST = 400
 
 
-def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
+def with_rounds_at_once(graph: BlockGraph, states: bool = False) -> BlockGraph:
     """The graph with the products of loops that need not wait for each other made of all rounds at
-    once; the same graph if there are none. What was added to something carried is added up in
-    another order."""
-    graph = graph.map_regions(with_rounds_at_once)
-    parts = {k: own for k, op in enumerate(graph.operations) if (own := _parts(op)) is not None}
+    once, and with all of a loop whose `states` are prefixes, if these are wanted; the same graph if
+    there are none. What was added to something carried is added up in another order."""
+    graph = graph.map_regions(partial(with_rounds_at_once, states=states))
+    found = [_parts(op, states) for op in graph.operations]
+    parts = {k: own for k, own in enumerate(found) if own is not None}
     if not parts:
         return graph
-    made = _Program(list(graph.values), constants=dict(graph.constants))
+    makers = {v: op for op in graph.operations for v in op.outputs}
+    known = Known(graph.values, graph.constants, makers)
+    made = _Program(known, list(graph.values), constants=dict(graph.constants))
     for k, op in enumerate(graph.operations):
         op = replace(op, inputs=made.read(op.inputs))
         if k not in parts or not made.takes(_Apart(op, parts[k], made)):
@@ -57,6 +67,12 @@ def with_rounds_at_once(graph: BlockGraph) -> BlockGraph:
     return without_unread_streams(changed)
 
 
+def has_states(graph: BlockGraph) -> bool:
+    """Whether a loop of the program, or in one, has states that are prefixes."""
+    found = (_parts(op, states=True) for op in graph.walk())
+    return any(own is not None and own.states is not None for own in found)
+
+
 @dataclass(frozen=True)
 class _Parts:
     """Which operations of a loop's body are made of all rounds before it (`early`) and after it
@@ -67,13 +83,24 @@ class _Parts:
     early: frozenset[int]
     late: frozenset[int]
     sums: dict[int, int]  # number of the carried value -> what is added to it
+    # How the other carried values follow from the round before, each after those that it reads,
+    # if nothing of the loop needs its rounds one after the other; None if something does.
+    states: tuple[Recurrence, ...] | None = None
 
 
-def _parts(op: Operation) -> _Parts | None:
-    """What may leave a loop; None where nothing may."""
+def _parts(op: Operation, states: bool) -> _Parts | None:
+    """What may leave a loop, all of it if its `states` may be prefixes; None where nothing may."""
     if not op.is_scan or op.rounds < 2 or op.effectful:
         return None
     (body,) = op.regions
+    few = len(body.operations) <= _MOST
+    if states and few and all(_may_leave(body, o) for o in body.operations):
+        consts, carries = counts(op)
+        sums = _sums(body, body.inputs[consts : consts + carries])
+        ordered = recurrences(op, sums)
+        if ordered is not None:
+            every = frozenset(range(len(body.operations)))
+            return _Parts(frozenset(), frozenset(), every, sums, ordered)
     ops, heavy = body.operations, _heavy(body)
     if not heavy:
         return None
@@ -174,6 +201,7 @@ def _sums(body: BlockGraph, carried: Sequence[int]) -> dict[int, int]:
 class _Program:
     """The program that is written, and which of its values stand for those of the one given."""
 
+    known: Known  # of the program that is given
     values: list[TensorType]
     operations: list[Operation] = field(default_factory=list)
     constants: dict[int, np.ndarray] = field(default_factory=dict)
@@ -238,8 +266,12 @@ class _Apart:
                 self.all[v] = op.inputs[k]
 
     def write(self) -> None:
-        """Write the operations before the loop, it, and those after it."""
+        """Write the operations before the loop, it, and those after it; or those of all rounds,
+        without a loop."""
         body, parts = self.body, self.parts
+        if parts.states is not None:
+            self._without_loop(parts.states)
+            return
         first = _made_of(body, [v for k in parts.early for v in body.operations[k].outputs])
         for k in sorted(first):
             self._at_once(k)
@@ -255,6 +287,65 @@ class _Apart:
         for k in late:
             self._at_once(k)
         self._leave()
+
+    def _without_loop(self, states: Sequence[Recurrence]) -> None:
+        """Write what every round makes: the states, each after what it follows from, and then what
+        is read of the rest."""
+        op, body, made = self.op, self.body, self.made
+        reverse = bool(op.params["reverse"])
+        for state in states:
+            first = op.inputs[self.consts + state.number]
+            if state.new == state.old:
+                self.same[state.old] = first
+                continue
+            self._write(state.reads if state.steps else (state.new,))
+            if state.steps:
+                given = [self._of_rounds(v) for v in state.reads]
+                begins = made.known.number(first)
+                run = state.states(body, [b for _, b in given], begins, op.rounds, reverse)
+                inputs = (first, *[v for v, _ in given])
+                (self.all[state.new],) = made.apply(run, inputs, op)
+            elif state.new not in self.all:
+                self._repeat(state.new)
+            run = partial(previous, reverse=reverse)
+            (self.all[state.old],) = made.apply(run, (first, self.all[state.new]), op)
+        self._write([*self.parts.sums.values(), *body.outputs[self.carries :]])
+        for v in body.outputs[self.carries :]:
+            if v not in self.all:
+                self._repeat(v)
+        self._leave()
+        for state in states:
+            result, first = op.outputs[state.number], op.inputs[self.consts + state.number]
+            if state.new == state.old:
+                made.stands[result] = first
+            else:
+                run = partial(last, reverse=reverse)
+                (made.stands[result],) = made.apply(run, (self.all[state.new],), op)
+
+    def _write(self, values: Sequence[int]) -> None:
+        """Write the operations that some values are made of, and that are not yet written."""
+        known = {*self.all, *self.same, *self.body.constants}
+        wanted, found = set(values) - known, list[int]()
+        for k in reversed(range(len(self.body.operations))):
+            op = self.body.operations[k]
+            if not wanted.isdisjoint(op.outputs):
+                found.append(k)
+                wanted.update(v for v in op.inputs if v not in known)
+        for k in reversed(found):
+            self._at_once(k)
+
+    def _of_rounds(self, v: int) -> tuple[int, bool]:
+        """A value of the body in the program, and whether that has it of all rounds."""
+        if v in self.body.constants:
+            self.same[v] = self.made.value(self.body.values[v])
+            self.made.constants[self.same[v]] = self.body.constants[v]
+        return (self.all[v], True) if v in self.all else (self.same[v], False)
+
+    def _repeat(self, v: int) -> None:
+        """Write what is the same in all rounds once for each."""
+        value, _ = self._of_rounds(v)
+        run = partial(_once_each, self.op.rounds)
+        (self.all[v],) = self.made.apply(run, (value,), self.op)
 
     def _at_once(self, k: int) -> None:
         """An operation of all rounds; of one where it is the same in each."""
@@ -346,10 +437,8 @@ class _Apart:
         op, body, made, sums = self.op, self.body, self.made, self.parts.sums
         for j, (result, v) in enumerate(zip(op.outputs, body.outputs, strict=True)):
             if j in sums:
-                first, v = op.inputs[self.consts + j], sums[j]
-                total = _total if v in self.all else partial(_repeated, op.rounds)
-                added = self.all.get(v, self.same.get(v))
-                assert added is not None, "it is made of a product that left"
+                first, (added, batched) = op.inputs[self.consts + j], self._of_rounds(sums[j])
+                total = _total if batched else partial(_repeated, op.rounds)
                 (made.stands[result],) = made.apply(total, (first, added), op)
             elif j >= self.carries and self.all.get(v, result) != result:
                 made.stands[result] = self.all[v]
@@ -363,3 +452,10 @@ def _total(first: Any, added: Any) -> Any:
 def _repeated(rounds: int, first: Any, added: Any) -> Any:
     """What it is where the same is added so many times."""
     return first + rounds * added
+
+
+def _once_each(rounds: int, value: Any) -> Any:
+    """The same value in each of so many rounds."""
+    import jax.numpy as jnp
+
+    return jnp.broadcast_to(value, (rounds, *value.shape))

@@ -52,7 +52,8 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
 
 def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     """The program with those of these changes that `rules` name."""
-    graph = apart.with_rounds_at_once(graph) if apart.RULE in rules else graph
+    if apart.RULE in rules or apart.STATES in rules:
+        graph = apart.with_rounds_at_once(graph, states=apart.STATES in rules)
     for name in sorted(rules):
         devices = devices_of(name, SHIFTS)
         graph = graph if devices is None else shifts.with_shifts(graph, devices)
@@ -73,7 +74,7 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
     shared = (devices_of(rule, kind) for kind in (SHIFTS, ROWS))
-    named = rule in CHANGES or rule == apart.RULE
+    named = rule in CHANGES or rule in (apart.RULE, apart.STATES)
     return named or is_split(rule) or any(n is not None for n in shared)
 
 
