@@ -136,3 +136,18 @@ def scatter(draw: Draw, kernel: str) -> Case:
     u = updates((*at.shape, width))
     mode = "clip" if form == "clip" else None
     return lambda x, i, u: getattr(jnp.asarray(x).at[i], name)(u, mode=mode), (x, at, u)
+
+
+@of("indexing", "scatter_apply")
+def scatter_apply(draw: Draw, kernel: str) -> Case:
+    rows, width = draw.size(2, 8), draw.size()
+    form = draw.choice(("rows", "wild", "clip", "column", "unique"))
+    x = draw.floats((rows, width))
+    if form == "column":
+        return lambda x: jnp.asarray(x).at[:, -1].apply(jnp.square), (x,)
+    if form == "unique":
+        at = np.int32(draw.numbers.permutation(rows)[: draw.size(1, rows)])
+    else:
+        at = places(draw, rows, form != "rows")
+    apply = dict(unique_indices=form == "unique", mode="clip" if form == "clip" else None)
+    return lambda x, i: jnp.asarray(x).at[i].apply(lambda v: 3 * v + 1, **apply), (x, at)

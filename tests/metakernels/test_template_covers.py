@@ -31,6 +31,7 @@ SPELLINGS = {
 NEVER_CUT = {
     **{kernel: {"r"} for kernel in ("reduce_xor", "argmax", "argmin", "top_k")},
     "conv_general_dilated": {"z"},
+    "scatter_apply": {"b"},
 }
 RNG = st.randoms(use_true_random=False)
 MANY = 8  # examples of kernels whose cases take several forms; one entry of few forms needs fewer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from jax import lax
@@ -158,6 +159,21 @@ def test_scatters_into_rows_that_other_devices_hold(kind: str, mode: str) -> Non
         WILD,
         numbers(8, 8, seed=1),
         least=8,
+    )
+
+
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_scatters_apply_a_computation_to_what_is_there(mode: str) -> None:
+    def shifted(x: Any, i: Any) -> Any:
+        return lax.scatter_apply(x, i, lambda v: 3 * v + 1, SCATTER, update_shape=(8, 8), mode=mode)
+
+    equation = jax.make_jaxpr(shifted)(numbers(16, 8), WILD).eqns[-1]
+    each_strategy(
+        lambda *operands: equation.primitive.bind(*operands, **equation.params),
+        numbers(16, 8),
+        WILD,
+        np.zeros((8, 8), np.float32),
+        least=4,
     )
 
 

@@ -498,7 +498,7 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "flash_attention_backward": _fused_attention,
     **dict.fromkeys(
         (
-            "scatter",
+            *("scatter", "scatter_apply"),
             *(f"scatter-{kind}" for kind in ("add", "sub", "mul", "min", "max")),
             *(f"scatter_{kind}" for kind in ("add", "sub", "mul", "min", "max")),
         ),
