@@ -266,10 +266,14 @@ def left_out(
 
 def active_mesh() -> Any:
     """The mesh with devices that is set (`jax.set_mesh`, or `with mesh:`); None where none is, or
-    one of a single device."""
+    one of a single device, and inside of what is transformed, where JAX knows its axes only."""
     import jax
 
-    mesh = jax.sharding.get_mesh()
+    mesh: Any
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:
+        mesh = jax.sharding.get_abstract_mesh()
     mesh = entered_mesh() if mesh.empty else mesh
     return mesh if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
 
