@@ -15,7 +15,7 @@ and told.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -239,6 +239,29 @@ def constraints(graph: BlockGraph) -> Iterator[tuple[BlockGraph, Operation, Cons
             yield graph, op, Constraint.of(op.params)
         for region in op.regions:
             yield from constraints(region)
+
+
+def without_pins(graph: BlockGraph) -> BlockGraph:
+    """The program without the requests that name no mesh, which pins of values inside put behind
+    all other values (`extract/pins/value_pins.py`)."""
+    stands: dict[int, int] = {}
+    operations = []
+    for op in graph.operations:
+        inputs = tuple([stands.get(v, v) for v in op.inputs])
+        if registry.meaning(op.kernel) == "layout" and not op.params["mesh"]:
+            stands[op.outputs[0]] = inputs[0]
+        else:
+            regions = tuple(map(without_pins, op.regions))
+            operations.append(replace(op, inputs=inputs, regions=regions))
+    first = len(graph.values) - len(stands)
+    if any(v < first for v in stands):
+        return graph
+    return replace(
+        graph,
+        values=graph.values[:first],
+        operations=tuple(operations),
+        outputs=tuple([stands.get(v, v) for v in graph.outputs]),
+    )
 
 
 def common_mesh(found: Sequence[MeshContract]) -> MeshContract | None:

@@ -24,6 +24,7 @@ from tapestry_egg.graph.pytrees import (
 )
 
 from .call_signature import Call, Signature, read_signature
+from .constraints import without_pins
 from .fused_attention import available
 from .library_jits import Answer, LibraryJit, answer_of, library_jit
 
@@ -411,8 +412,9 @@ def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _computes_the_same(one: BlockGraph, other: BlockGraph) -> bool:
-    """Whether two graphs are the same but for where their operations come from."""
-    return _without_sources(one) == _without_sources(other)
+    """Whether two graphs are the same but for pins of values inside, and where their operations
+    come from."""
+    return _without_sources(without_pins(one)) == _without_sources(without_pins(other))
 
 
 def _without_sources(graph: BlockGraph) -> BlockGraph:
