@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from tapestry_egg.errors import TargetError, UnplannedError
@@ -282,9 +283,20 @@ def left_out(
             on = "" if len(deaf) == len(shapes) else f" on {' and '.join(map(str, deaf))}"
             words[
                 f"the constraint {constraint} of {at.values[op.inputs[0]]}{where} is left out{on}: "
-                f"it is about the mesh {constraint.mesh}, and needs blocks of equal size"
+                + _unread(constraint, shape, deaf)
             ] = None
     return list(words)
+
+
+def _unread(constraint: Constraint, shape: Sequence[int], deaf: Sequence[MeshShape]) -> str:
+    """Why none of those meshes can do what is asked of an array."""
+    size = constraint.mesh.size
+    for n, names in zip(shape, constraint.dims, strict=True):
+        parts = prod(size.get(name, 1) for name in names or ())
+        if n % parts:
+            return f"{n} is not divisible by the {parts} devices of {', '.join(names or ())}"
+    meshes = ", ".join(map(str, deaf))
+    return f"it names axes of the mesh {constraint.mesh}, and the meshes of plans are {meshes}"
 
 
 def active_mesh() -> Any:

@@ -108,7 +108,7 @@ def test_a_problem_without_legal_rows_is_told_as_one() -> None:
     """Two layers have some, three and more have none: by enumeration, and by elimination."""
     assert labellings(ladder(7, 2)) and not labellings(ladder(7, 3))
     problem_front(ladder(7, 2), "two", 1.0)
-    with pytest.raises(ExtractError, match="^snapshot forty: no legal choice of rows was found$"):
+    with pytest.raises(ExtractError, match="snapshot forty: no legal choice of rows was found"):
         problem_front(ladder(7, 40), "forty", 1.0)
 
 
