@@ -329,7 +329,7 @@ class _Flattener:
 
     def decided(self, eqn: Any, inputs: Sequence[int]) -> Decided | None:
         """What the template of an equation says that constants decide."""
-        kernel, operands = eqn.primitive.name, needless.known_operands(inputs, self.known)
+        kernel, operands = kernel_of(eqn), needless.known_operands(inputs, self.known)
         return decided(kernel, self.params(eqn, kernel), operands)
 
     def applied(

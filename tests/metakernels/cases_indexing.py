@@ -141,8 +141,10 @@ def scatter(draw: Draw, kernel: str) -> Case:
 @of("indexing", "scatter_apply")
 def scatter_apply(draw: Draw, kernel: str) -> Case:
     rows, width = draw.size(2, 8), draw.size()
-    form = draw.choice(("rows", "wild", "clip", "column", "unique"))
+    form = draw.choice(("rows", "wild", "clip", "column", "unique", "all"))
     x = draw.floats((rows, width))
+    if form == "all":
+        return lambda x: jnp.asarray(x).at[...].apply(jnp.square), (x,)
     if form == "column":
         return lambda x: jnp.asarray(x).at[:, -1].apply(jnp.square), (x,)
     if form == "unique":

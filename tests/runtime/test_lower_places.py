@@ -68,6 +68,22 @@ def test_blocks_of_a_slice_at_a_place_are_of_the_clamped_one(start: int) -> None
     same(compile(replace(plan, program=program))(x, i), f(x, i))
 
 
+@pytest.mark.parametrize("start", [-3, 3, 99])
+def test_blocks_of_a_single_window_are_of_the_clamped_one(start: int) -> None:
+    """As those of a slice, which XLA makes of a gather at one place."""
+    window = lax.GatherDimensionNumbers((0, 1), (), (1,))
+
+    def f(x: Array, i: Array) -> Array:
+        return lax.tanh(lax.gather(x, i, window, (12, 4), mode="clip"))
+
+    x, i = numbers(12, 8), np.array([start], np.int32)
+    program = trace(f, x, i)
+    at = next(k for k, op in enumerate(program.graph.operations) if op.kernel == "tanh")
+    whole, place, blocks = Layout(((), ())), Layout(((),)), Layout(((), (Y,)))
+    plan = plan_by_hand(program.graph, MESH, {at: {"i1": (Y,)}}, (whole, place), (blocks,))
+    same(compile(replace(plan, program=program))(x, i), f(x, i))
+
+
 @pytest.mark.parametrize("start", [-3, 0, 3, 6, 14, 99])
 def test_an_update_at_a_place_that_several_shards_hold(start: int) -> None:
     """Updates of four rows in shards of eight, four and two: all of one, part of two, or more."""
