@@ -369,7 +369,7 @@ def _called_as(plan: Plan, program: Program | BlockGraph) -> Program:
     return (plan.program or Program.of(plan.graph)).called_as(traced)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompiledPlan:
     """A plan on a mesh of devices: call it, or `trace()`, `lower()` and `compile()` it as in JAX.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -191,13 +192,18 @@ def shown(costs: Floats) -> list[int]:
         if not kept or not (costs[kept] <= costs[i]).all(axis=1).any():
             kept.append(i)
     logs = np.log(np.maximum(costs[kept], 1e-30))
+
+    def hardly_better(i: int) -> Any:
+        return (logs[i] - logs).max(axis=1) <= _NEAR  # than point i
+
     alive = np.ones(len(kept), dtype=bool)
-    for i in np.argsort(logs.sum(axis=1), kind="stable"):
+    if kept:
+        alive &= ~hardly_better(0)
+        alive[0] = True  # the best in the first objective
+    for i in np.argsort(logs.sum(axis=1), kind="stable").tolist():
         if alive[i]:
-            worse = (logs[i] - logs).max(axis=1) <= _NEAR
-            better = logs[i].sum() < logs.sum(axis=1)
-            alive &= ~(worse & better)
-            alive[0] = True  # the best in the first objective
+            alive &= ~(hardly_better(i) & (logs[i].sum() < logs.sum(axis=1)))
+            alive[0] = True
     return [i for i, here in zip(kept, alive, strict=True) if here]
 
 

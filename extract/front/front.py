@@ -31,6 +31,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import AUDITED, Plan, gap_text
 from tapestry_egg.printable import printable
 from tapestry_egg.quantities import BYTES
+from tapestry_egg.tracing.arguments import check_mapping
 
 from .notes import Note, happened
 
@@ -72,6 +73,9 @@ class Front:
     original: Plan | None = None
     searched: tuple[int, int] | None = None
     stages: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    def __hash__(self) -> int:
+        return hash(self.plans)
 
     def __len__(self) -> int:
         return len(self.plans)
@@ -129,6 +133,7 @@ class Front:
 
     def limits(self, limits: Mapping[str, float | str] | None = None) -> dict[str, float]:
         """The limits in base units, with the usable memory of a device unless they speak of it."""
+        check_mapping(limits, "limits", "amounts by objective", "{'peak_bytes': '60GiB'}")
         shares = {k: s for k, x in (limits or {}).items() if (s := share_of_least(x)) is not None}
         bounds = amounts({k: x for k, x in (limits or {}).items() if k not in shares})
         if self.usable_bytes is not None and PEAK_BYTES.name not in shares:

@@ -54,6 +54,8 @@ def problem_front(
         if not searched.searches[0].archive.candidates:
             raise
         notes = (INTERRUPTED,)
+    except ExtractError as error:
+        raise ExtractError("no legal choice of rows was found", where=f"snapshot {name}") from error
     archive = searched.searches[0].archive
     points = []
     for c in archive.corners():

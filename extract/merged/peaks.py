@@ -80,7 +80,7 @@ class _Noted(_InAnyOrder):
         super().__init__(given)
         self.end = _APART * (len(given.schedule.units) + 2)
         self.seen: set[int] = set()
-        self._needs: dict[tuple[Callable[[Lives, int], int], int], set[int]] = {}
+        self._needs: dict[tuple[str, int], set[int]] = {}
 
     def tick(self, u: int) -> int:
         self.seen.add(u)
@@ -92,7 +92,7 @@ class _Noted(_InAnyOrder):
         return self.tick(inside[-1]) if inside else -1
 
     def once(self, work: Callable[[Lives, int], T], v: int) -> T:
-        key = work, v
+        key = work.__name__, v
         if key not in self._known:
             outer, self.seen = self.seen, set()
             self._known[key] = work(self, v)

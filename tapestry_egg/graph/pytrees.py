@@ -91,6 +91,13 @@ def leaf_paths(plain: Any, prefix: str = "") -> list[str]:
     return [path for step, child in _children(plain) for path in leaf_paths(child, prefix + step)]
 
 
+def opaque_arguments(plain: Any, name: str) -> Any:
+    """The structure of (args, kwargs) with every positional argument inside a class of that name:
+    its leaves then have names of their own."""
+    args, kwargs = plain["tuple"]
+    return {"tuple": [{"tuple": [{"node": name, "items": [a]} for a in args["tuple"]]}, kwargs]}
+
+
 def difference(expected: Any, given: Any, path: str = "") -> str:
     """Where two structures first differ, in words; empty when they are equal."""
     if expected == given:

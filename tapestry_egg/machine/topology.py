@@ -346,11 +346,20 @@ def check_shape(name: str, spec: str, shape: tuple[int, ...], levels: tuple[Leve
         if level.max and any(
             n > m for n, m in zip(sorted(dims)[::-1], sorted(level.max)[::-1], strict=False)
         ):
+            outer = _divided(shape, levels)
             raise TargetError(
                 f"{spec} is too large: {level.name} joins at most "
                 f"{'x'.join(map(str, level.max))} devices",
-                hint=f"Outermost first: {_describe_levels(levels)}.",
+                hint=(f"Write {name}:{'x'.join(map(str, outer))}. " if outer else "")
+                + f"Outermost first: {_describe_levels(levels)}.",
             )
+
+
+def _divided(shape: tuple[int, ...], levels: tuple[Level, ...]) -> tuple[int, ...]:
+    """A number of devices as hosts of as many as one joins; nothing where it is no multiple."""
+    if len(shape) > 1 or len(levels) < 2 or levels[0].rank > 1 or shape[0] % levels[0].max[0]:
+        return ()
+    return shape[0] // levels[0].max[0], levels[0].max[0]
 
 
 def _describe_levels(levels: tuple[Level, ...]) -> str:

@@ -107,7 +107,7 @@ class Settings:
             if value is not None and not _is_amount(value, nothing):
                 least = "0 or more" if nothing else "more than 0"
                 raise ExtractError(
-                    f"{name} is {value!r:.40}", where="Settings", hint=f"It is {least}."
+                    f"{name} is {value!r:.40}", where="Settings", hint=f"It is a number, {least}."
                 )
         given = self.micro_batches or ()
         several = isinstance(given, tuple | list)

@@ -45,7 +45,10 @@ from tapestry_egg.tracing.arguments import (
     check_limits,
     check_meshes,
     check_objectives,
+    check_pins,
     check_settings,
+    check_state,
+    check_target,
 )
 
 from .settings import Settings
@@ -223,6 +226,9 @@ def read_question(
     check_graph(graph, "optimize")
     check_objectives(objectives)
     check_limits(limits)
+    check_target(target)
+    check_state(state)
+    check_pins(pins)
     check_meshes(mesh_shapes)
     check_books(books)
     check_settings(settings)

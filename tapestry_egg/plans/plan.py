@@ -266,6 +266,9 @@ class Plan:
     origin: Origin | None = field(default=None, compare=False, repr=False)
     merged_too: bool = False
 
+    def __hash__(self) -> int:
+        return hash((self.name, self.mesh, self.costs))
+
     @property
     def micro_batches(self) -> int:
         """In how many parts, one after another, the plan runs the batch; 1 where it runs whole."""

@@ -127,7 +127,10 @@ def _read(x: Array, coordinates: list[Array], start: Sequence[int]) -> tuple[Arr
     return (x[tuple(local)] if local else x), np.asarray(held)
 
 
-def _scatter(combine: Callable[[Array, Any, Array], None] | None) -> Reference:
+def scatter(combine: Callable[[Array, Any, Array], None] | None) -> Reference:
+    """A scatter: `combine` changes an array at some places, an array of numbers per dim, by updates
+    of its dtype. Without it they overwrite what is there."""
+
     def apply(call: Call) -> Array:
         x, indices, updates = call.operands
         dims, shape = call.params["dimension_numbers"], call.types[0].shape
@@ -191,7 +194,7 @@ INDEXING: dict[str, Reference] = {
     "dynamic_slice": _dynamic_slice,
     "dynamic_update_slice": _dynamic_update_slice,
     "gather": _gather,
-    "scatter": _scatter(None),
-    **{f"scatter-{name}": _scatter(f) for name, f in _COMBINE.items()},
-    **{f"scatter_{name}": _scatter(f) for name, f in _COMBINE.items()},
+    "scatter": scatter(None),
+    **{f"scatter-{name}": scatter(f) for name, f in _COMBINE.items()},
+    **{f"scatter_{name}": scatter(f) for name, f in _COMBINE.items()},
 }

@@ -22,7 +22,7 @@ from tapestry_egg.zspace import ZRange
 from .algebra import ALGEBRA
 from .call import Array, Call, Reference, numpy_dtype, zero
 from .elementwise import ELEMENTWISE
-from .indexing import INDEXING
+from .indexing import INDEXING, scatter
 from .linalg import LINALG
 from .movement import MOVEMENT
 from .random import RANDOM
@@ -40,6 +40,19 @@ def _reduce(call: Call) -> tuple[Array, ...]:
     for at in np.ndindex(*rows[0].shape[: len(axes)]):
         state = _computed(call.params["jaxpr"]["$jaxpr"], [*state, *[x[at] for x in rows]])
     return tuple(state)
+
+
+def _scatter_apply(call: Call) -> Array | tuple[Array, ...]:
+    """What a computation on scalars makes of elements at places, as often as there are updates."""
+
+    def combine(out: Array, at: Any, updates: Array) -> None:
+        for k, update in enumerate(updates):
+            place = tuple([numbers[k] for numbers in at])
+            (out[place],) = _computed(
+                call.params["update_jaxpr"]["$jaxpr"], [np.asarray(out[place]), update]
+            )
+
+    return scatter(combine)(call)
 
 
 def _computed(computation: Mapping[str, Any], operands: Sequence[Array]) -> list[Array]:
@@ -64,6 +77,7 @@ def _computed(computation: Mapping[str, Any], operands: Sequence[Array]) -> list
 #: Kernel name -> its implementation.
 REFERENCES: Mapping[str, Reference] = {
     "reduce": _reduce,
+    "scatter_apply": _scatter_apply,
     **ELEMENTWISE,
     **MOVEMENT,
     **ALGEBRA,

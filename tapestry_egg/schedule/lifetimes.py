@@ -119,7 +119,7 @@ class Lives:
         for u, unit in enumerate(schedule.units):
             for v in dict.fromkeys(v for _, _, v in unit.reads):
                 self.users.setdefault(v, []).append(u)
-        self._known: dict[tuple[Callable[[Lives, int], int], int], Any] = {}
+        self._known: dict[tuple[str, int], Any] = {}
         self._ends: dict[tuple[int, int], int] = {}  # of spans of instances
 
     def table(self) -> Lifetimes:
@@ -146,7 +146,7 @@ class Lives:
 
     def once(self, work: Callable[[Lives, int], T], v: int) -> T:
         """An answer for a value, worked out when it is asked for first."""
-        key = work, v
+        key = work.__name__, v  # a name can be pickled, and the function that is decorated cannot
         if key not in self._known:
             self._known[key] = work(self, v)
         found: T = self._known[key]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import (
@@ -16,6 +17,7 @@ from tapestry_egg.errors import (
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.objectives import KNOWN, Objective, amounts, named, objective
+from tapestry_egg.machine.target import Target
 
 from .trace import Program
 
@@ -113,17 +115,41 @@ def check_devices(mesh: object) -> None:
         raise TargetError(what, where="mesh", hint=hint)
 
 
+def check_target(target: object) -> None:
+    """A target or its name. Raises TargetError for anything else."""
+    if not isinstance(target, str | Path | Target):
+        raise TargetError(
+            f"expected the name of a machine, given {target!r:.60}",
+            where="target",
+            hint="Write 'h100:8', or give what te.load_target returns. A jax.sharding.Mesh goes "
+            "beside it, as mesh=.",
+        )
+
+
 def check_limits(limits: object) -> None:
     """Amounts by objective. Raises ExtractError for anything else."""
-    if limits is None:
-        return
-    if not isinstance(limits, Mapping):
+    check_mapping(limits, "limits", "amounts by objective", "{'peak_bytes': '60GiB'}")
+    amounts(limits)  # type: ignore[arg-type]  # it is a mapping
+
+
+def check_pins(pins: object) -> None:
+    """Layouts by path. Raises ExtractError for anything else."""
+    check_mapping(pins, "pins", "layouts by path", """{"[0]['w']": (None, 'x')}""")
+
+
+def check_state(state: object) -> None:
+    """Inputs by output. Raises ExtractError for anything else."""
+    check_mapping(state, "state", "inputs by the outputs that become them", "{'[0]': '[0]'}")
+
+
+def check_mapping(value: object, where: str, expected: str, example: str) -> None:
+    """Raise ExtractError for what is no mapping, nor None."""
+    if value is not None and not isinstance(value, Mapping):
         raise ExtractError(
-            f"expected amounts by objective, given {a(limits)}",
-            where="limits",
-            hint="Write limits={'peak_bytes': '60GiB'}.",
+            f"expected {expected}, given {a(value)}",
+            where=where,
+            hint=f"Write {where}={example}.",
         )
-    amounts(limits)
 
 
 def check_objectives(objectives: object) -> None:
@@ -177,12 +203,25 @@ def check_settings(settings: object) -> None:
 
 
 def check_jit(
-    fn: object, mesh: object, minimize: object, limits: object, rules: object, settings: object
+    fn: object,
+    mesh: object,
+    minimize: object,
+    *,
+    target: object,
+    limits: object,
+    rules: object,
+    state: object,
+    pins: object,
+    settings: object,
 ) -> None:
     """The arguments of `jit`. Raises what the checks of each raise."""
     check_function(fn, "jit")
     check_devices(mesh)
+    if target is not None:
+        check_target(target)
     named(minimize, "minimize")
     check_limits(limits)
+    check_state(state)
+    check_pins(pins)
     check_books(rules)
     check_settings(settings)

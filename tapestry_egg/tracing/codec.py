@@ -54,7 +54,12 @@ _TOLERANCE_FIELDS = ("atol", "rtol", "ulps")  # a plain class in JAX, without de
 
 #: Primitives whose jaxpr parameters are computations on scalars, stored as graphs.
 _SCATTERS = tuple(f"scatter{s}{kind}" for s in "-_" for kind in "add sub mul min max".split())
-SCALAR_COMPUTATIONS = {"reduce", "reduce_window", "select_and_scatter", "scatter", *_SCATTERS}
+SCALAR_COMPUTATIONS = {
+    *("reduce", "reduce_window", "select_and_scatter", "scatter", "scatter_apply"),
+    *_SCATTERS,
+}
+#: Kernels that JAX spells as another one, with parameters that change what it computes.
+SPELLED_AS = {"scatter_apply": "scatter"}
 
 
 class Handles:
@@ -451,6 +456,7 @@ def primitive(name: object) -> Any:
     """
     if name == "sharding_constraint":
         return _PLACED
+    name = SPELLED_AS.get(name, name) if isinstance(name, str) else name
     found = _PRIMITIVES.get(name) if isinstance(name, str) else None
     if found is None and isinstance(name, str):
         found = _jax_primitives().get(name)

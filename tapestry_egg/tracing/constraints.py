@@ -15,8 +15,9 @@ and told.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from math import prod
 from typing import Any
 
 from tapestry_egg.errors import TargetError, UnplannedError
@@ -241,6 +242,29 @@ def constraints(graph: BlockGraph) -> Iterator[tuple[BlockGraph, Operation, Cons
             yield from constraints(region)
 
 
+def without_pins(graph: BlockGraph) -> BlockGraph:
+    """The program without the requests that name no mesh, which pins of values inside put behind
+    all other values (`extract/pins/value_pins.py`)."""
+    stands: dict[int, int] = {}
+    operations = []
+    for op in graph.operations:
+        inputs = tuple([stands.get(v, v) for v in op.inputs])
+        if registry.meaning(op.kernel) == "layout" and not op.params["mesh"]:
+            stands[op.outputs[0]] = inputs[0]
+        else:
+            regions = tuple(map(without_pins, op.regions))
+            operations.append(replace(op, inputs=inputs, regions=regions))
+    first = len(graph.values) - len(stands)
+    if any(v < first for v in stands):
+        return graph
+    return replace(
+        graph,
+        values=graph.values[:first],
+        operations=tuple(operations),
+        outputs=tuple([stands.get(v, v) for v in graph.outputs]),
+    )
+
+
 def common_mesh(found: Sequence[MeshContract]) -> MeshContract | None:
     """The one mesh that all are; None where they differ or there is none."""
     return found[0] if found and all(c == found[0] for c in found) else None
@@ -259,17 +283,32 @@ def left_out(
             on = "" if len(deaf) == len(shapes) else f" on {' and '.join(map(str, deaf))}"
             words[
                 f"the constraint {constraint} of {at.values[op.inputs[0]]}{where} is left out{on}: "
-                f"it is about the mesh {constraint.mesh}, and needs blocks of equal size"
+                + _unread(constraint, shape, deaf)
             ] = None
     return list(words)
 
 
+def _unread(constraint: Constraint, shape: Sequence[int], deaf: Sequence[MeshShape]) -> str:
+    """Why none of those meshes can do what is asked of an array."""
+    size = constraint.mesh.size
+    for n, names in zip(shape, constraint.dims, strict=True):
+        parts = prod(size.get(name, 1) for name in names or ())
+        if n % parts:
+            return f"{n} is not divisible by the {parts} devices of {', '.join(names or ())}"
+    meshes = ", ".join(map(str, deaf))
+    return f"it names axes of the mesh {constraint.mesh}, and the meshes of plans are {meshes}"
+
+
 def active_mesh() -> Any:
     """The mesh with devices that is set (`jax.set_mesh`, or `with mesh:`); None where none is, or
-    one of a single device."""
+    one of a single device, and inside of what is transformed, where JAX knows its axes only."""
     import jax
 
-    mesh = jax.sharding.get_mesh()
+    mesh: Any
+    try:
+        mesh = jax.sharding.get_mesh()
+    except ValueError:
+        mesh = jax.sharding.get_abstract_mesh()
     mesh = entered_mesh() if mesh.empty else mesh
     return mesh if isinstance(mesh, jax.sharding.Mesh) and mesh.size > 1 else None
 

@@ -73,16 +73,15 @@ def load_entry(text: str) -> Entry:
     if name:
         function = getattr(module, name, None)
         if not callable(function):
-            found = [n for n, v in vars(module).items() if inspect.isfunction(v)]
             raise TraceError(
                 f"no function {name!r} in the file",
                 where=str(path),
-                hint=f"It has {', '.join(sorted(n for n in found if n[0] != '_')) or 'none'}.",
+                hint=f"It has {', '.join(_functions(module)) or 'none'}.",
             )
         if hasattr(module, f"{name}_args"):
             arguments = _call(path, module, f"{name}_args")
         else:
-            arguments = _example(path, module)[1]
+            arguments = _example(path, module, name)[1]
     else:
         function, arguments = _example(path, module)
         name = ""
@@ -92,13 +91,34 @@ def load_entry(text: str) -> Entry:
     return Entry(f"{stem}-{name}" if name else stem, function, arguments)
 
 
-def _example(path: Path, module: ModuleType) -> tuple[Callable[..., Any], Any]:
+def _example(path: Path, module: ModuleType, name: str = "") -> tuple[Callable[..., Any], Any]:
     if not hasattr(module, "example"):
-        raise TraceError("the file says no arguments to trace with", where=str(path), hint=_HOW)
+        given = [f"{path}:{n}" for n in _functions(module) if hasattr(module, f"{n}_args")]
+        if name:
+            what = f"no arguments to trace {name!r} with"
+            hint = f"Give the file a function `{name}_args()` that returns them."
+        elif given:
+            what = "no function is named, and there is no example()"
+            hint = f"Write {' or '.join(given)}."
+        else:
+            what, hint = "the file says no arguments to trace with", _HOW
+        raise TraceError(what, where=str(path), hint=hint)
     pair = _call(path, module, "example")
     if not (isinstance(pair, tuple) and len(pair) == 2 and callable(pair[0])):
         raise TraceError("example() returns no (function, arguments)", where=str(path), hint=_HOW)
     return pair
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """The names of the functions that a file defines, those that a library has wrapped included."""
+    return sorted(
+        n
+        for n, v in vars(module).items()
+        if n[0] != "_"
+        and callable(v)
+        and not inspect.isclass(v)
+        and getattr(v, "__module__", module.__name__) == module.__name__
+    )
 
 
 def _call(path: Path, module: ModuleType, name: str) -> Any:

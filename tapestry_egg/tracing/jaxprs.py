@@ -284,7 +284,7 @@ class _Flattener:
         self, eqn: Any, inputs: list[int], context: _Context, here: _Context
     ) -> Sequence[int]:
         """The results of an equation that is one operation."""
-        kernel = eqn.primitive.name
+        kernel = kernel_of(eqn)
         if kernel == WHILE and opened(eqn.params["cond_jaxpr"])[0].outvars[0].aval.shape:
             inputs = [*inputs[: eqn.params["cond_nconsts"]], *inputs]
             eqn = with_one_verdict(eqn)
@@ -329,7 +329,7 @@ class _Flattener:
 
     def decided(self, eqn: Any, inputs: Sequence[int]) -> Decided | None:
         """What the template of an equation says that constants decide."""
-        kernel, operands = eqn.primitive.name, needless.known_operands(inputs, self.known)
+        kernel, operands = kernel_of(eqn), needless.known_operands(inputs, self.known)
         return decided(kernel, self.params(eqn, kernel), operands)
 
     def applied(
@@ -602,6 +602,13 @@ def _joined(*scopes: str) -> str:
 
 
 _LOG = logging.getLogger(__name__)
+
+
+def kernel_of(eqn: Any) -> str:
+    """The name of the operation that an equation is: a scatter overwrites, unless it applies a
+    computation to what it finds."""
+    name = eqn.primitive.name
+    return "scatter_apply" if name == "scatter" and eqn.params.get("update_jaxpr") else str(name)
 
 
 def expansion(eqn: Any, known: Mapping[int, Any]) -> Any | None:

@@ -22,8 +22,8 @@ from tapestry_egg.graph.blockgraph import BlockGraph
 Inside = Callable[[Any], Any]
 # From a pytree that a library passes inside to better names of some of its leaves' paths.
 Names = Callable[[Any], Mapping[str, str]]
-# From a graph, and the arguments of the `jax.jit` inside, to the state of its `Program`.
-Becomes = Callable[[BlockGraph, tuple[Any, ...]], Mapping[str, str]]
+# From a graph, with the names that the user knows, to the state of its `Program`.
+Becomes = Callable[[BlockGraph], Mapping[str, str]]
 
 _NNX, _EQUINOX = "flax.nnx.jit", "equinox.filter_jit"
 # What a library has instead of some of `jax.jit`'s words.
@@ -36,19 +36,21 @@ _OTHERWISE = {
 
 #: The number of an argument or of a result, at the beginning of a path.
 _NUMBER = re.compile(r"^\[\d+\]")
+#: The name of a number that equinox returns beside the user's results.
+_MARKER = "marker"
 
 
 @dataclass(frozen=True, slots=True)
 class LibraryJit:
     """A jitted function of a library's. `around(inside)` is the same function around `inside` of
     the `jax.jit` that it has. `becomes` says which results inside are arguments of the next call:
-    modules that the library updates in place, and what is donated, by its paths for the user.
-    `names` are those that the user knows."""
+    modules that the library updates in place, and what is donated. `names` are those that the user
+    knows."""
 
     name: str
     around: Callable[[Inside], Any]
     becomes: Becomes
-    names: Names | None = None
+    names: Names
 
     def calling(self, inner: Callable[..., Any]) -> Any:
         """The library's function, which calls `inner` with arrays in pytrees of its own."""
@@ -194,7 +196,7 @@ def _paths_inside(graphdef: Any) -> list[str]:
     return found
 
 
-def _mirrored(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:
+def _mirrored(graph: BlockGraph) -> Mapping[str, str]:
     """The results of nnx that are arguments as the call leaves them: those of the same path below
     `[0]`, and of the same type."""
     given = dict(zip(graph.input_names, graph.inputs, strict=True))
@@ -217,42 +219,48 @@ def _of_equinox(fn: Any) -> LibraryJit | None:
         object.__setattr__(made, "_cached", inside(fn._cached))
         return made
 
-    return LibraryJit(_EQUINOX, around, _donated)
+    return LibraryJit(_EQUINOX, around, _donated, _user_paths)
 
 
-def _donated(graph: BlockGraph, args: tuple[Any, ...]) -> Mapping[str, str]:
+def _donated(graph: BlockGraph) -> Mapping[str, str]:
     """The results of equinox that donated arguments become: those of the same type whose path in
-    the user's result is that in the user's argument, but for the number of either."""
-    names = _of_user(args)
+    the result is that in the argument, but for the number of either."""
     given: dict[str, list[int]] = {}
     for i, name in enumerate(graph.input_names):
         if graph.donated[i]:
-            given.setdefault(_NUMBER.sub("", names.get(name, name)), []).append(i)
+            given.setdefault(_NUMBER.sub("", name), []).append(i)
     found: dict[int, list[str]] = {}
     for name, v in zip(graph.output_names, graph.outputs, strict=True):
-        own = name.removeprefix("[1]")  # beside a mark, and what is static
-        alike = dict.fromkeys((*given.get(own, ()), *given.get(_NUMBER.sub("", own), ())))
+        alike = dict.fromkeys((*given.get(name, ()), *given.get(_NUMBER.sub("", name), ())))
         fitting = [i for i in alike if graph.same_type(graph.inputs[i], v)]
-        if name != own and len(fitting) == 1:
+        if name != _MARKER and len(fitting) == 1:
             found.setdefault(fitting[0], []).append(name)
     return {names[0]: graph.input_names[i] for i, names in found.items() if len(names) == 1}
 
 
-def _of_user(args: tuple[Any, ...]) -> Mapping[str, str]:
-    """What equinox passes on, `[0]['rest'][2]`, by its path in the user's arguments: `[1].weight`.
-    It passes flat arrays, and their structures as the last, static argument."""
+def _user_paths(tree: Any) -> Mapping[str, str]:
+    """What equinox passes on, `[0]['rest'][2]`, by its path in the user's arguments: `[1].weight`;
+    and what it returns, by its path in the user's result.
+
+    It passes flat arrays, and their structures as the last, static argument. It returns a marker,
+    arrays, and what is static.
+    """
     import jax
 
-    if len(args) != 3 or len(args[2]) != 3:  # another version of equinox
-        return {}
-    *parts, (_, first, rest) = args
+    if not isinstance(tree, tuple) or len(tree) != 3:
+        return {}  # arguments by keyword, or another version of equinox
+    *parts, static = tree
+    if not isinstance(static, tuple) or len(static) != 3:
+        paths, _ = jax.tree_util.tree_flatten_with_path(parts)
+        names = [jax.tree_util.keystr(path) for path, _ in paths]
+        return {n: n.removeprefix("[1]") if k else _MARKER for k, n in enumerate(names)}
     found = {}
-    for part, (_, tree) in (("first", first), ("rest", rest)):
+    for part, (_, inside) in zip(("fun", "first", "rest"), static, strict=True):
         number = next((k for k, held in enumerate(parts) if part in held), 0)
-        places = jax.tree.unflatten(tree, range(tree.num_leaves))
+        places = jax.tree.unflatten(inside, range(inside.num_leaves))
         for path, k in jax.tree_util.tree_flatten_with_path(places)[0]:
-            if part == "first":
-                own = f"[0]{jax.tree_util.keystr(path)}"
+            if part != "rest":
+                own = f"{'fun' if part == 'fun' else '[0]'}{jax.tree_util.keystr(path)}"
             elif path[0].idx == 1:
                 own = jax.tree_util.keystr(path[1:])
             else:

@@ -13,11 +13,20 @@ from typing import Any
 
 from tapestry_egg.errors import TraceError, UnplannedError
 from tapestry_egg.graph.blockgraph import BlockGraph, Source, TensorType, given_up
-from tapestry_egg.graph.pytrees import LEAF, build, difference, encode_treedef, known_of
+from tapestry_egg.graph.pytrees import (
+    LEAF,
+    build,
+    difference,
+    encode_treedef,
+    is_transparent,
+    known_of,
+    opaque_arguments,
+)
 
 from .call_signature import Call, Signature, read_signature
+from .constraints import without_pins
 from .fused_attention import available
-from .library_jits import Answer, LibraryJit, Names, answer_of, library_jit
+from .library_jits import Answer, LibraryJit, answer_of, library_jit
 
 # So many operations may be removed without a word.
 _FEW = 10
@@ -110,7 +119,8 @@ class Program:
         leaves, treedef = jax.tree.flatten((args, kwargs))
         if self.in_treedef is not None and treedef == self.in_treedef:
             return leaves
-        where = difference(self.in_tree, encode_treedef(treedef))
+        own = self.in_tree if self.in_treedef is None else encode_treedef(self.in_treedef)
+        where = difference(own, encode_treedef(treedef))
         if not where and self.in_treedef is not None:
             where = "the static data of a class in them differ"
         if where:
@@ -369,24 +379,26 @@ def trace_signature(
     program = replace(program, parameters=_parameters(signature.fn))
     if library is None:
         return program
-    graph = program.graph
-    if library.names is not None:
-        graph = _renamed(program, library.names, (args, kwargs))
-    return replace(program, graph=graph, state=library.becomes(graph, args))
+    program = _renamed(program, library, (args, kwargs))
+    return replace(program, state=library.becomes(program.graph))
 
 
-def _renamed(program: Program, names: Names, given: tuple[Any, dict[str, Any]]) -> BlockGraph:
-    """The graph of a program with better names, where there are some, of what it was `given` and
-    of its results."""
-    graph = program.graph
+def _renamed(program: Program, library: LibraryJit, given: tuple[Any, dict[str, Any]]) -> Program:
+    """The program with better names, where there are some, of what it was `given` and of its
+    results."""
+    graph, names = program.graph, library.names
     before, after = {**names(given[0]), **names(given[1])}, {}
     with suppress(Exception):  # whatever the user's class raises for what is no array
         after = dict(names(program.unflatten(range(len(graph.outputs)))))
-    return replace(
+    graph = replace(
         graph,
         input_names=tuple(before.get(n, n) for n in graph.input_names),
         output_names=tuple(after.get(n, n) for n in graph.output_names),
     )
+    if before and is_transparent(program.in_tree):
+        in_tree = opaque_arguments(program.in_tree, library.name)
+        return replace(program, graph=graph, in_tree=in_tree)
+    return replace(program, graph=graph)
 
 
 def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
@@ -400,8 +412,9 @@ def _parameters(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def _computes_the_same(one: BlockGraph, other: BlockGraph) -> bool:
-    """Whether two graphs are the same but for where their operations come from."""
-    return _without_sources(one) == _without_sources(other)
+    """Whether two graphs are the same but for pins of values inside, and where their operations
+    come from."""
+    return _without_sources(without_pins(one)) == _without_sources(without_pins(other))
 
 
 def _without_sources(graph: BlockGraph) -> BlockGraph:

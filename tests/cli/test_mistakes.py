@@ -62,6 +62,31 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optimized(limits={"peak_bytes": "50%"}),
         r"limit on peak_bytes: 50% is a share of the least.*front\.best",
     ),
+    "devices as a target": (
+        lambda: te.optimize(graph(), jax.devices()),  # type: ignore[arg-type]
+        "target: expected the name of a machine, given .CpuDevice.*'h100:8'",
+    ),
+    "a mesh as a target": (
+        lambda: te.optimize(graph(), jax.make_mesh((1,), ("x",))),  # type: ignore[arg-type]
+        "target: expected the name of a machine, given Mesh.*mesh=",
+    ),
+    "more devices than a host joins": (
+        lambda: te.optimize(graph(), "h100:16"),
+        "h100:16 is too large.*Write h100:2x8",
+    ),
+    "a tree as pins": (
+        lambda: optimized(pins=[("x",)]),
+        "pins: expected layouts by path, given a list.*Write pins=",
+    ),
+    "a tree as pins of te.jit": (
+        lambda: te.jit(double, pins=[("x",)]),  # type: ignore[arg-type]
+        "pins: expected layouts by path",
+    ),
+    "a path as state": (lambda: optimized(state="[0]"), r"state: expected inputs.*\{'\[0\]'"),
+    "an amount as limits of a choice": (
+        lambda: front().best("seconds", limits="10MiB"),  # type: ignore[arg-type]
+        "limits: expected amounts by objective, given a str.*60GiB",
+    ),
     "a kind of device as a target": (
         lambda: te.optimize(graph(), "tpu:8"),
         "'tpu'.*Did you mean 'v4:8' or 'v5e:8' or 'v5p:8' or 'v6e:8'",

@@ -357,3 +357,27 @@ def test_arguments_and_results_are_named_by_a_part_or_a_pattern() -> None:
     assert split_pins(two, {"[*]['w']": x}).inputs == {"[0]['w']": x, "[1]['w']": x}
     with pytest.raises(ExtractError, match="no input lies at 'v'"):
         te.optimize(two, "cpu:2", pins={"v": x})
+
+
+def test_a_plan_of_pins_inside_takes_its_function_traced_again(tmp_path: Path) -> None:
+    """Those of the program and of the bodies of its loops."""
+    given = jnp.ones((16, 32)), jnp.ones((8, 16))
+    dot = next(op.outputs[0] for op in GRAPH.operations if op.kernel == "dot_general")
+    sine = next(op for op in GRAPH.operations[LOOP].regions[0].operations if op.kernel == "sin")
+    front = te.optimize(
+        te.trace(step, *given),
+        "cpu:2",
+        pins={f"%{dot}": (None, "x"), f"{LOOP}/%{sine.outputs[0]}": ("x",), "result['last']": ()},
+        settings=te.Settings(work=0.2),
+    )
+    te.save(front.best(), tmp_path / "plan.json")
+    plan = te.load(tmp_path / "plan.json")
+    for known in (front.best(), plan):
+        run = te.compile(known, program=te.trace(step, *given))  # type: ignore[arg-type]
+        for got, wanted in zip(
+            jax.tree.leaves(run(*given)), jax.tree.leaves(step(*given)), strict=True
+        ):
+            np.testing.assert_allclose(got, wanted, rtol=1e-5)
+        with pytest.raises(te.TapestryError, match="computes something else"):
+            other = te.trace(lambda w, x: step(w, x + 1), *given)
+            te.compile(known, program=other)  # type: ignore[arg-type]

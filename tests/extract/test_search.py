@@ -226,6 +226,14 @@ def test_a_front_shows_the_fastest_however_close_another_is() -> None:
     assert shown(points[1:]) == [0]
 
 
+def test_of_plans_that_look_the_same_a_front_shows_one() -> None:
+    """Also beside the fastest, of which the other differs in the fourth digit."""
+    points = np.array(
+        [[1.0, 100.0, 1.0], [1.0001, 99.9, 1.0], [1.5, 20.0, 1.0], [1.501, 20.0, 0.9999]]
+    )
+    assert shown(points) == [0, 2]
+
+
 def test_the_best_within_limits_is_within_both() -> None:
     rows = np.zeros(1, dtype=np.int64)
     fast, lean, cool = (

@@ -21,7 +21,7 @@ from tapestry_egg.extract.gym.check import row_costs
 from tapestry_egg.extract.gym.problem_front import problem_front
 from tapestry_egg.extract.problem.problem import Problem
 from tapestry_egg.files import problem_file
-from tests.extract.random_problems import cost, random_problem
+from tests.extract.random_problems import cost, labellings, ladder, random_problem
 
 SMALL = {
     "tapestry_egg": "problem",
@@ -102,6 +102,14 @@ def test_fronts_of_small_problems_are_those_of_enumeration(seed: int) -> None:
         assert p.bound <= min(fitting) * (1 + 1e-6) + 1e-12
     fastest = min(s for s, _, _ in all_costs)
     assert front.points[0].values[0] == pytest.approx(fastest, rel=1e-9)
+
+
+def test_a_problem_without_legal_rows_is_told_as_one() -> None:
+    """Two layers have some, three and more have none: by enumeration, and by elimination."""
+    assert labellings(ladder(7, 2)) and not labellings(ladder(7, 3))
+    problem_front(ladder(7, 2), "two", 1.0)
+    with pytest.raises(ExtractError, match="snapshot forty: no legal choice of rows was found"):
+        problem_front(ladder(7, 40), "forty", 1.0)
 
 
 @pytest.mark.parametrize("seed", range(40))

@@ -377,6 +377,24 @@ def scatter(draw: Draw, kernel: str) -> Case:
             return partial(write, **said), (draw.any(types[0]), at, draw.any(types[2]))
 
 
+@of("scatter_apply")
+def scatter_apply(draw: Draw, kernel: str) -> Case:
+    rows, width = draw.size(2, 8), draw.size()
+    form = draw.choice(("rows", "wild", "clip", "column", "unique", "all"))
+    x = draw.floats((rows, width))
+    if form == "all":
+        return lambda x: jnp.asarray(x).at[...].apply(jnp.square), (x,)
+    if form == "column":
+        return lambda x: jnp.asarray(x).at[:, -1].apply(jnp.square), (x,)
+    if form == "unique":
+        at = np.int32(draw.numbers.permutation(rows)[: draw.size(1, rows)])
+    else:
+        low, high = (0, rows) if form == "rows" else (-2, rows + 2)
+        at = draw.integers(draw.shape(1, 2), low, high)
+    apply = dict(unique_indices=form == "unique", mode="clip" if form == "clip" else None)
+    return lambda x, i: jnp.asarray(x).at[i].apply(lambda v: 3 * v + 1, **apply), (x, at)
+
+
 @of("ragged_dot_general")
 def ragged_dot(draw: Draw, kernel: str) -> Case:
     b, m, k, n, groups = (draw.size(1, 4) for _ in range(5))

@@ -51,6 +51,7 @@ from tests.metakernels.covers import random_cover
 NEVER_CUT = {
     **{kernel: {"r"} for kernel in ("reduce_xor", "argmax", "argmin", "top_k")},
     "conv_general_dilated": {"z"},
+    "scatter_apply": {"b"},
 }
 SEEDS = st.integers(0, 2**32)
 MANY = 8  # examples of kernels whose cases take several forms; one entry of few forms needs fewer

@@ -477,12 +477,13 @@ def test_a_constraint_that_no_mesh_can_heed_is_told_once() -> None:
         front = te.optimize(te.trace(step, x), "cpu:8", settings=QUICK)
     (told,) = [str(w.message) for w in caught if "constraint" in str(w.message)]
     assert "is left out" in told and Path(__file__).name in told and told in map(str, front.notes)
+    assert told.endswith("6 is not divisible by the 8 devices of x")
 
     def other(x: jax.Array) -> jax.Array:
         asked = NamedSharding(AbstractMesh((4,), ("q",), axis_types=(AxisType.Auto,)), P("q"))
         return jax.lax.with_sharding_constraint(x * 2, asked).sum()
 
-    with pytest.warns(UserWarning, match="about the mesh 4q"):
+    with pytest.warns(UserWarning, match="axes of the mesh 4q, and the meshes of plans are 8x"):
         te.optimize(te.trace(other, jnp.ones((8, 4))), "cpu:8", settings=QUICK)
 
 

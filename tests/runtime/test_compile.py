@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import pickle
 import subprocess
 import sys
 import weakref
@@ -157,6 +158,26 @@ def test_it_can_be_called_inside_jit() -> None:
 
 
 @pytest.mark.slow
+def test_it_is_a_function_to_jax() -> None:
+    run = compile(step_plan())
+    check(jax.jit(run)(*arguments(), rate=0.5))
+    check(te.jit(run, settings=Settings(work=0.1))(*arguments(), rate=0.5))
+    state, batch = arguments()
+
+    def loss(x: jax.Array) -> jax.Array:
+        return compile(step_plan())(state, (x, batch[1]), rate=0.5)[1]
+
+    np.testing.assert_array_equal(jax.grad(loss)(batch[0]), np.ones((16, 8)))
+
+
+def test_fronts_and_plans_are_sent_to_other_processes_and_kept_in_sets() -> None:
+    front = optimize(trace(step, *arguments(), rate=0.5), "cpu:8", settings=Settings(work=0.1))
+    again = pickle.loads(pickle.dumps(front))
+    assert again == front and hash(again) == hash(front)
+    assert {*again} == {*front}
+    check(compile(again.best())(*arguments(), rate=0.5))
+
+
 def test_random_keys_pass_through() -> None:
     def noisy(key: jax.Array, x: jax.Array) -> Any:
         first, second = jax.random.split(key)

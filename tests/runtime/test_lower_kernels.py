@@ -170,6 +170,21 @@ def test_scatters_into_rows_that_other_devices_hold(kind: str, mode: str) -> Non
     )
 
 
+@pytest.mark.parametrize("mode", ["clip", "drop"])
+def test_scatters_apply_a_computation_to_what_is_there(mode: str) -> None:
+    def shifted(x: Any, i: Any) -> Any:
+        return lax.scatter_apply(x, i, lambda v: 3 * v + 1, SCATTER, update_shape=(8, 8), mode=mode)
+
+    equation = jax.make_jaxpr(shifted)(numbers(16, 8), WILD).eqns[-1]
+    each_strategy(
+        lambda *operands: equation.primitive.bind(*operands, **equation.params),
+        numbers(16, 8),
+        WILD,
+        np.zeros((8, 8), np.float32),
+        least=4,
+    )
+
+
 @pytest.mark.parametrize("at", [3, 4, 15, 16, -1])
 def test_a_single_update_leaves_the_rows_of_other_devices(at: int) -> None:
     element = lax.ScatterDimensionNumbers((), (0, 1), (0, 1))
@@ -233,6 +248,22 @@ def test_blocks_of_a_slice_at_a_place_are_of_the_clamped_one(start: int) -> None
     whole, scalar, blocks = Layout(((), ())), Layout(()), Layout(((), (Y,)))
     cuts = {at: {"i1": (Y,)}}
     plan = plan_by_hand(program.graph, MESH, cuts, (whole, scalar), (blocks,))
+    same(compile(replace(plan, program=program))(x, i), f(x, i))
+
+
+@pytest.mark.parametrize("start", [-3, 3, 99])
+def test_blocks_of_a_single_window_are_of_the_clamped_one(start: int) -> None:
+    """As those of a slice, which XLA makes of a gather at one place."""
+    window = lax.GatherDimensionNumbers((0, 1), (), (1,))
+
+    def f(x: Array, i: Array) -> Array:
+        return lax.tanh(lax.gather(x, i, window, (12, 4), mode="clip"))
+
+    x, i = numbers(12, 8), np.array([start], np.int32)
+    program = trace(f, x, i)
+    at = next(k for k, op in enumerate(program.graph.operations) if op.kernel == "tanh")
+    whole, place, blocks = Layout(((), ())), Layout(((),)), Layout(((), (Y,)))
+    plan = plan_by_hand(program.graph, MESH, {at: {"i1": (Y,)}}, (whole, place), (blocks,))
     same(compile(replace(plan, program=program))(x, i), f(x, i))
 
 

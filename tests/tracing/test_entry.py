@@ -76,6 +76,8 @@ def test_a_file_of_a_package_is_imported_as_such(tmp_path: Path) -> None:
     [
         ("def f(x):\n    return x\n", ":g", "no function 'g' in the file", ""),
         ("def f(x):\n    return x\n", "", "the file says no arguments to trace with", ""),
+        ("def f(x):\n    return x\n", ":f", "no arguments to trace 'f' with", ""),
+        ("def f(x):\n    return x\ndef f_args(): ...\n", "", "no function is named", ""),
         ("def example():\n    return 3\n", "", "example() returns no (function, arguments)", ""),
         ("x = 1\n\n1 / 0\n", "", "importing it raised ZeroDivisionError", ":3"),
         ("x = 1\nx +\n", "", "importing it raised SyntaxError", ":2"),
@@ -92,6 +94,17 @@ def test_faults_are_named_with_their_line(
     assert caught.value.what.startswith(said)
     assert caught.value.where == f"{path}{at}"
     assert caught.value.hint
+
+
+def test_functions_that_a_library_has_wrapped_are_among_those_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "wrapped.py"
+    path.write_text("import jax\nf = jax.jit(lambda x: x)\nf_args = lambda: (1,)\nclass C: ...\n")
+    with pytest.raises(TraceError) as caught:
+        load_entry(f"{path}:g")
+    assert caught.value.hint == "It has f, f_args."
+    with pytest.raises(TraceError) as caught:
+        load_entry(str(path))
+    assert caught.value.hint == f"Write {path}:f."
 
 
 def test_a_file_that_is_not_there_is_named() -> None:

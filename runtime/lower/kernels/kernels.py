@@ -113,7 +113,7 @@ def _run(
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
         call = Call(op.kernel, params, op.params, tuple(operands), block, platform)
-        return _dynamic_slice(call) if op.kernel == "dynamic_slice" else _bound(call)
+        return _AT_PLACES.get(op.kernel, _bound)(call)
     images = tuple(
         block.image(operands, p, layout, where, wider.get(p)) for p, layout in enumerate(layouts)
     )
@@ -342,10 +342,15 @@ def _gather(call: Call) -> list[jax.Array]:
         for t, k in enumerate(numbers.start_index_map)
         if call.is_part(0, k) and call.whole["slice_sizes"][k] != length[k]
     }
+    places, mode = _places(indices), call.params["mode"]
+    one = prod(indices.shape[:-1]) == 1
+    if one and mode == GatherScatterMode.CLIP:  # XLA makes it a slice: see `_dynamic_slice`
+        for t, k in enumerate(numbers.start_index_map):
+            places[t] = jnp.clip(places[t], 0, length[k] - call.whole["slice_sizes"][k])
+        indices = jnp.stack(places, -1)
     if not rows:
         return call.bind(operand, indices)
-    fills = call.params["mode"] == GatherScatterMode.FILL_OR_DROP
-    places = _places(indices)
+    fills = mode == GatherScatterMode.FILL_OR_DROP
     here, outside, first = _localize(call, places, rows, clamp=not fills)
     for t, k in rows.items():
         places[t] = jnp.clip(places[t], 0, operand.shape[k] - 1)
@@ -483,6 +488,9 @@ def _fused_attention(call: Call) -> list[jax.Array]:
     return in_rows(call.bind, call.operands, number, count, call.params["window"])
 
 
+#: Kernels that clamp places also where nothing is cut: what is read may be cut further on.
+_AT_PLACES = {"dynamic_slice": _dynamic_slice, "gather": _gather}
+
 #: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
 LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "iota": _iota,
@@ -498,7 +506,7 @@ LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {
     "flash_attention_backward": _fused_attention,
     **dict.fromkeys(
         (
-            "scatter",
+            *("scatter", "scatter_apply"),
             *(f"scatter-{kind}" for kind in ("add", "sub", "mul", "min", "max")),
             *(f"scatter_{kind}" for kind in ("add", "sub", "mul", "min", "max")),
         ),

@@ -98,7 +98,17 @@ def jit(  # type: ignore[misc]  # the overloads leave out what they do not tell 
         raise TapestryError(
             "mesh and device or backend are both given", where="jit", hint="Give the mesh alone."
         )
-    check_jit(fn, mesh, minimize, limits, rules, settings)
+    check_jit(
+        fn,
+        mesh,
+        minimize,
+        target=target,
+        limits=limits,
+        rules=rules,
+        state=state,
+        pins=pins,
+        settings=settings,
+    )
     request = Request(
         mesh=mesh,
         target=target,
