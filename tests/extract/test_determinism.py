@@ -164,11 +164,17 @@ def test_the_limit_of_time_is_far_away_unless_it_is_asked_for() -> None:
 
 
 def test_more_work_is_done_where_tables_are_large_unless_it_is_asked_for() -> None:
-    passing = 1.0  # a pass over all tables is a unit
+    passing = [0.4, 0.6]  # a pass over all tables is a unit
     assert Settings().most_work(30, passing) > 10 * Settings().most_work(30)
     assert Settings().most_seconds(30, passing) >= 10 * Settings().most_work(30, passing)
     assert Settings(work=2.0).most_work(30, passing) == 2.0
     assert Settings(seconds=5.0).most_seconds(30, passing) == 5.0
+
+
+def test_more_work_is_done_for_many_networks_of_a_program_that_is_not_small() -> None:
+    few, many = [0.0] * 2, [0.0] * 24
+    assert Settings().most_work(1500, many) > 2 * Settings().most_work(1500, few)
+    assert Settings().most_work(10, many) < 1.1 * Settings().most_work(10, few)
 
 
 def test_a_race_has_the_work_that_its_tables_want(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,19 +207,46 @@ def test_labellings_that_may_gain_most_within_their_peaks_are_merged_first() -> 
     assert merging._gains(0 * known, 0 * labellings).tolist() == [0.0] * 4
 
 
-def test_the_fastest_labelling_of_each_number_of_devices_is_merged_before_others() -> None:
-    def result(devices: int, *costs: tuple[float, float, float]) -> Any:
-        mesh = SimpleNamespace(mesh=SimpleNamespace(devices=devices))
+def test_the_fastest_labelling_of_each_mesh_is_merged_before_others() -> None:
+    def result(sizes: tuple[int, ...], *costs: tuple[float, float, float]) -> Any:
+        choices = SimpleNamespace(mesh=MeshShape(("x", "y")[: len(sizes)], sizes))
         candidates = [SimpleNamespace(costs=c, peak=c[1]) for c in costs]
         return SimpleNamespace(
-            assembled=SimpleNamespace(choices=mesh), archive=SimpleNamespace(candidates=candidates)
+            assembled=SimpleNamespace(choices=choices),
+            archive=SimpleNamespace(candidates=candidates),
         )
 
     fast, lean, worse, of_two = (1.0, 8.0, 1.0), (2.0, 4.0, 1.0), (3.0, 8.0, 1.0), (1.5, 9.0, 1.0)
-    results = [result(8, lean, worse, fast), result(2, of_two), result(1, (1.0, 1.0, 1.0))]
+    results = [
+        result((8,), lean, worse, fast),
+        result((2, 4), of_two, (1.6, 9.0, 1.1)),
+        result((1,), (1.0, 1.0, 1.0)),
+    ]
     of: Any = SimpleNamespace(results=results)
     groups = [[c.costs for _, c in some] for some in merging._Merging._likely(of, np.inf)]
-    assert groups == [[fast, of_two], [lean], [worse]]
+    assert groups == [[fast, of_two], [lean], [worse, (1.6, 9.0, 1.1)]]
+
+
+def test_labellings_that_are_not_faster_once_they_are_merged_are_not_looked_at(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What latencies merging leaves in a labelling it leaves in others of the mesh: those that are
+    faster by less need not be looked at, and the fastest plan is the same."""
+    looked: list[Plan] = []
+    candidates = merging._candidates
+
+    def looking(plan: Plan, ground: Ground) -> Candidates | None:
+        looked.append(plan)
+        return candidates(plan, ground)
+
+    monkeypatch.setattr(merging, "_candidates", looking)
+    front, _ = searched(512, 4096, monkeypatch)
+    some = len(looked)
+    looked.clear()
+    monkeypatch.setattr(Candidates, "most_saved", lambda self: 1e9)  # nothing is left, it says
+    every, _ = searched(512, 4096, monkeypatch)
+    assert some < len(looked)
+    assert front.best("seconds").costs == every.best("seconds").costs
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:

@@ -365,7 +365,7 @@ def test_a_plan_of_pins_inside_takes_its_function_traced_again(tmp_path: Path) -
     dot = next(op.outputs[0] for op in GRAPH.operations if op.kernel == "dot_general")
     sine = next(op for op in GRAPH.operations[LOOP].regions[0].operations if op.kernel == "sin")
     front = te.optimize(
-        te.trace(step, *given),
+        te.trace(step_with_values, *given),
         "cpu:2",
         pins={f"%{dot}": (None, "x"), f"{LOOP}/%{sine.outputs[0]}": ("x",), "result['last']": ()},
         settings=te.Settings(work=0.2),
@@ -373,11 +373,11 @@ def test_a_plan_of_pins_inside_takes_its_function_traced_again(tmp_path: Path) -
     te.save(front.best(), tmp_path / "plan.json")
     plan = te.load(tmp_path / "plan.json")
     for known in (front.best(), plan):
-        run = te.compile(known, program=te.trace(step, *given))  # type: ignore[arg-type]
+        run = te.compile(known, program=te.trace(step_with_values, *given))  # type: ignore[arg-type]
         for got, wanted in zip(
-            jax.tree.leaves(run(*given)), jax.tree.leaves(step(*given)), strict=True
+            jax.tree.leaves(run(*given)), jax.tree.leaves(step_with_values(*given)), strict=True
         ):
             np.testing.assert_allclose(got, wanted, rtol=1e-5)
         with pytest.raises(te.TapestryError, match="computes something else"):
-            other = te.trace(lambda w, x: step(w, x + 1), *given)
+            other = te.trace(lambda w, x: step_with_values(w, x + 1), *given)
             te.compile(known, program=other)  # type: ignore[arg-type]

@@ -169,6 +169,8 @@ IN_ORDER: dict[str, tuple[Step, Any]] = {
     "gate of itself": (lambda h, x, y: (jax.nn.sigmoid(h) * h + x, None), jnp.ones(SHAPE)),
     "chosen by itself": (lambda h, x, y: (lax.select(h > 0, h, x), None), jnp.ones(SHAPE)),
     "divisor": (lambda h, x, y: (x / h, None), jnp.ones(SHAPE)),
+    "part written": (lambda h, x, y: (h.at[1:2].set(x[:1]), h), jnp.ones(SHAPE)),
+    "part added": (lambda h, x, y: (h.at[jnp.int32(y[0, :2])].add(x[:2]), h), jnp.ones(SHAPE)),
     "narrow": (
         lambda h, x, y: (h * 0.5 + x.astype(h.dtype), None),
         jnp.ones(SHAPE, jnp.bfloat16),

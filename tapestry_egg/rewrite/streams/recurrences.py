@@ -176,11 +176,13 @@ def _step(body: BlockGraph, op: Operation, inside: set[int], name: str) -> _Step
     at = frozenset(p for p, v in enumerate(op.inputs) if v in inside)
     if len(sig.outputs) != 1 or any(d.role != "map" for d in sig.index):
         return None
-    alike = [
-        sig.inputs[p] == sig.outputs[0] and sig.input_types[p].shape == sig.output_types[0].shape
-        for p in at
-    ]
-    if not all(alike):
+    shape = sig.output_types[0].shape
+    alike = {
+        p
+        for p, projection in enumerate(sig.inputs)
+        if projection == sig.outputs[0] and sig.input_types[p].shape == shape
+    }
+    if not at <= alike or any(x.shape for p, x in enumerate(sig.input_types) if p not in alike):
         return None
     if sig.means == "conversion":
         return _Step(op)
