@@ -39,7 +39,7 @@ LEAST = 0.01
 
 # Operations of all labellings together that are looked at, for each unit of work and at most;
 # the first is in any case.
-_SEEN, _MOST_SEEN = 17_500, 60_000
+_SEEN, _MOST_SEEN = 17_500, 84_000
 
 # Groups of collectives that hold too much memory are halved in at most so many rounds. Of those too
 # small to halve, so many are tried again, those first that save most.
@@ -191,19 +191,19 @@ class _Merging:
         return _worth(known, _told(plan, cut, self.machine))
 
     def _likely(self, most: float) -> Iterator[list[tuple[NetworkResult, Candidate]]]:
-        """The labellings that a front of their mesh would show if all were merged as far as
-        dependences allow, the fastest of each mesh before the others; then all that are left."""
-        groups: list[list[tuple[NetworkResult, Candidate]]] = [[], [], []]
-        for mesh in dict.fromkeys(r.assembled.choices.mesh for r in self.results):
+        """The fastest labelling of each number of devices, if all were merged as far as dependences
+        allow; then all others."""
+        groups: list[list[tuple[NetworkResult, Candidate]]] = [[], []]
+        for devices in dict.fromkeys(r.assembled.choices.mesh.devices for r in self.results):
             every = [
                 (r, c)
                 for r in self.results
                 for c in r.archive.candidates
-                if c.peak <= most and r.assembled.choices.mesh == mesh and mesh.devices > 1
+                if c.peak <= most and r.assembled.choices.mesh.devices == devices > 1
             ]
-            first = shown(np.array([c.costs for _, c in every])) if every else []
-            for i, one in enumerate(every):
-                groups[0 if i in first[:1] else 1 if i in first else 2].append(one)
+            every.sort(key=lambda one: one[1].costs)
+            groups[0] += every[:1]
+            groups[1] += every[1:]
         return (some for some in groups if some)
 
 
