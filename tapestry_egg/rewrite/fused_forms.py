@@ -33,6 +33,7 @@ from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.rules.language.book import RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds
 
+from . import stacked
 from .derivation import digest
 from .form import LEAST_GAIN, Form, Left
 from .forms import LEAST_SAVED, forms
@@ -63,7 +64,8 @@ def forms_with_streams(
     limit: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
-    with shifts that devices can share, and with fused attention where that is faster. Behind these,
+    with shifts that devices can share, with chains of products that are alike stacked, and with
+    fused attention where that is faster. Behind these,
     if `slower` ones are wanted, those that only hold less memory: that with fused attention, and
     that in blocks of rows; then as many others as have `room` operations, and
     those that `batches` makes of the program, with its attention fused where that is faster; then,
@@ -78,6 +80,11 @@ def forms_with_streams(
         took = "shifts", f"as many rows as {n} devices share"
         changes.append((graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took)))
         graph = shifted
+    made = stacked.with_stacked_copies(graph, target) if n > 1 else graph
+    if made is not graph:
+        took = "chains of products", "those that are alike are one, of a stack"
+        changes.append((graph, _step(graph, made, target, stacked.RULE, *took)))
+        graph = made
     inside = large_inside.with_invariants_inside(graph)
     if inside is not graph and program_seconds(inside, target) < program_seconds(graph, target):
         what = "what is large and does not change is made inside"
@@ -87,24 +94,24 @@ def forms_with_streams(
     found, base = _with_streams(
         graph, streamed, books, target, budget, least_gain, slower, room, limit
     )
-    made = batches(base) if batches else Batched()
-    every = _undominated(found, made.forms, target)
+    split = batches(base) if batches else Batched()
+    every = _undominated(found, split.forms, target)
     told = replace(
         found[0].left,
         forms=found[0].left.forms + len(found) - len(every),
         softmaxes=ended,
-        counts=made.others,
-        twice=made.twice,
-        again=made.again,
-        whole=made.whole,
-        states=made.untried,
-        unsplit=made.unsplit,
+        counts=split.others,
+        twice=split.twice,
+        again=split.again,
+        whole=split.whole,
+        states=split.untried,
+        unsplit=split.unsplit,
     )
     others = (
         *(_shared(base, target) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
     )
-    found = (replace(found[0], left=told), *every[1:], *made.forms, *others)
+    found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
     found = _with_rows_looked_up(found, target)
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)

@@ -17,19 +17,19 @@ larger kernels.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.attention.loops import without_unread_streams
+from tapestry_egg.rewrite.written import Written
 from tapestry_egg.tracing.needless import Known
 
 from .recurrences import Recurrence, last, previous, recurrences
@@ -52,10 +52,10 @@ def with_rounds_at_once(graph: BlockGraph, states: bool = False) -> BlockGraph:
         return graph
     makers = {v: op for op in graph.operations for v in op.outputs}
     known = Known(graph.values, graph.constants, makers)
-    made = _Program(known, list(graph.values), constants=dict(graph.constants))
+    made = Written(list(graph.values), dict(graph.constants))
     for k, op in enumerate(graph.operations):
         op = replace(op, inputs=made.read(op.inputs))
-        if k not in parts or not made.takes(_Apart(op, parts[k], made)):
+        if k not in parts or not made.takes(_Apart(op, parts[k], made, known).write):
             made.operations.append(op)
     changed = replace(
         graph,
@@ -197,62 +197,12 @@ def _sums(body: BlockGraph, carried: Sequence[int]) -> dict[int, int]:
     return {j: u for j, u in found.items() if body.values[u].shape == body.values[carried[j]].shape}
 
 
-@dataclass
-class _Program:
-    """The program that is written, and which of its values stand for those of the one given."""
-
-    known: Known  # of the program that is given
-    values: list[TensorType]
-    operations: list[Operation] = field(default_factory=list)
-    constants: dict[int, np.ndarray] = field(default_factory=dict)
-    stands: dict[int, int] = field(default_factory=dict)
-
-    def read(self, values: Sequence[int]) -> tuple[int, ...]:
-        """What is read for some values."""
-        return tuple([self.stands.get(v, v) for v in values])
-
-    def value(self, type_: TensorType) -> int:
-        """A new value."""
-        self.values.append(type_)
-        return len(self.values) - 1
-
-    def takes(self, loop: _Apart) -> bool:
-        """Write a loop with what leaves it; whether JAX can make all rounds of that at once."""
-        values, operations, stands = len(self.values), len(self.operations), dict(self.stands)
-        try:
-            loop.write()
-        except GraphError:  # a kernel has no rule for it, as a user's own need not
-            del self.values[values:], self.operations[operations:]
-            self.constants = {v: x for v, x in self.constants.items() if v < values}
-            self.stands = stands
-            return False
-        return True
-
-    def apply(
-        self, fn: Callable[..., Any], inputs: Sequence[int], like: Operation
-    ) -> tuple[int, ...]:
-        """The results of a JAX function of values, its operations from where `like` is written."""
-        from tapestry_egg.tracing.emit import struct
-        from tapestry_egg.tracing.trace import trace
-
-        made = trace(fn, *[struct(self.values[v]) for v in inputs]).graph
-        new = dict(zip(made.inputs, inputs, strict=True))
-        for v, array in made.constants.items():
-            new[v] = self.value(made.values[v])
-            self.constants[new[v]] = array
-        for op in made.operations:
-            new.update((v, self.value(made.values[v])) for v in op.outputs)
-            ins, outs = (tuple([new[v] for v in vs]) for vs in (op.inputs, op.outputs))
-            op = replace(op, inputs=ins, outputs=outs, source=like.source, scope=like.scope)
-            self.operations.append(op)
-        return tuple([new[v] for v in made.outputs])
-
-
 class _Apart:
     """One loop, with what leaves it."""
 
-    def __init__(self, op: Operation, parts: _Parts, made: _Program) -> None:
+    def __init__(self, op: Operation, parts: _Parts, made: Written, known: Known) -> None:
         self.op, self.parts, self.made = op, parts, made
+        self.known = known  # of the program that is given
         (self.body,) = op.regions
         self.consts, self.carries = counts(op)
         # Values of the body as the program has them: of all rounds, or the same in each.
@@ -301,7 +251,7 @@ class _Apart:
             self._write(state.reads if state.steps else (state.new,))
             if state.steps:
                 given = [self._of_rounds(v) for v in state.reads]
-                begins = made.known.number(first)
+                begins = self.known.number(first)
                 run = state.states(body, [b for _, b in given], begins, op.rounds, reverse)
                 inputs = (first, *[v for v, _ in given])
                 (self.all[state.new],) = made.apply(run, inputs, op)

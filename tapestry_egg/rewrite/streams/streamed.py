@@ -8,6 +8,7 @@ from dataclasses import replace
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.plan import EVEN_PARTS, ROWS, SHIFTS, devices_of, is_split, parts_of_batch
+from tapestry_egg.rewrite import stacked
 from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.attention.loops import (
     with_kept_results,
@@ -57,6 +58,7 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     for name in sorted(rules):
         devices = devices_of(name, SHIFTS)
         graph = graph if devices is None else shifts.with_shifts(graph, devices)
+    graph = stacked.with_stacked_copies(graph) if stacked.RULE in rules else graph
     for name, change in CHANGES.items():
         graph = change(graph) if name in rules else graph
     for name in sorted(rules):
@@ -74,7 +76,7 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
 def is_change(rule: str) -> bool:
     """Whether a rule of that name is one of these changes."""
     shared = (devices_of(rule, kind) for kind in (SHIFTS, ROWS))
-    named = rule in CHANGES or rule in (apart.RULE, apart.STATES)
+    named = rule in CHANGES or rule in (apart.RULE, apart.STATES, stacked.RULE)
     return named or is_split(rule) or any(n is not None for n in shared)
 
 

@@ -1,0 +1,62 @@
+"""A program that is written anew: operations as they are, and what JAX functions are traced to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.errors import GraphError
+from tapestry_egg.graph.blockgraph import Operation, TensorType
+
+
+@dataclass
+class Written:
+    """The program that is written, and which of its values stand for those of the one given."""
+
+    values: list[TensorType]
+    constants: dict[int, np.ndarray]
+    operations: list[Operation] = field(default_factory=list)
+    stands: dict[int, int] = field(default_factory=dict)
+
+    def read(self, values: Sequence[int]) -> tuple[int, ...]:
+        """What is read for some values."""
+        return tuple([self.stands.get(v, v) for v in values])
+
+    def value(self, type_: TensorType) -> int:
+        """A new value."""
+        self.values.append(type_)
+        return len(self.values) - 1
+
+    def takes(self, write: Callable[[], None]) -> bool:
+        """Write something; whether JAX can make that. If not, nothing is written."""
+        values, operations, stands = len(self.values), len(self.operations), dict(self.stands)
+        try:
+            write()
+        except GraphError:  # a kernel has no rule for it, as a user's own need not
+            del self.values[values:], self.operations[operations:]
+            self.constants = {v: x for v, x in self.constants.items() if v < values}
+            self.stands = stands
+            return False
+        return True
+
+    def apply(
+        self, fn: Callable[..., Any], inputs: Sequence[int], like: Operation
+    ) -> tuple[int, ...]:
+        """The results of a JAX function of values, its operations from where `like` is written."""
+        from tapestry_egg.tracing.emit import struct
+        from tapestry_egg.tracing.trace import trace
+
+        made = trace(fn, *[struct(self.values[v]) for v in inputs]).graph
+        new = dict(zip(made.inputs, inputs, strict=True))
+        for v, array in made.constants.items():
+            new[v] = self.value(made.values[v])
+            self.constants[new[v]] = array
+        for op in made.operations:
+            new.update((v, self.value(made.values[v])) for v in op.outputs)
+            ins, outs = (tuple([new[v] for v in vs]) for vs in (op.inputs, op.outputs))
+            op = replace(op, inputs=ins, outputs=outs, source=like.source, scope=like.scope)
+            self.operations.append(op)
+        return tuple([new[v] for v in made.outputs])

@@ -1,0 +1,240 @@
+"""Chains of products that are alike, made of stacks: the program's numbers, with fewer products."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.pipeline import Settings
+from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite.stacked import RULE, with_stacked_copies
+from tapestry_egg.rewrite.streams.streamed import RULESET
+from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
+from tapestry_egg.tracing.trace import trace
+
+Array = Any
+NEWTON = 0.05 * np.array([3.4445, -4.7750, 2.0315], np.float32)
+
+
+def drawn(*shape: int, seed: int = 0) -> Array:
+    rng = np.random.default_rng((seed, *shape))
+    return jnp.asarray(rng.normal(size=shape) / np.sqrt(shape[-1]), jnp.float32)
+
+
+def count(graph: BlockGraph) -> int:
+    """Products of a program and its loops, as they are written."""
+    kernels = (op for op in graph.walk() if not op.regions)
+    return sum(op.kernel == "dot_general" for op in kernels)
+
+
+def stacked(function: Callable[..., Any], *arguments: Any) -> tuple[BlockGraph, BlockGraph]:
+    """A program, and what it is with stacks; which gives what JAX does, of the same types."""
+    graph = trace(function, *arguments).graph
+    made = with_stacked_copies(graph)
+    verify_graph(made)
+    flat = jax.tree.leaves(arguments)
+    want = jax.tree.leaves(jax.jit(function)(*arguments))
+    found = execute(made, [np.asarray(x) for x in flat])
+    for a, b, v, w in zip(want, found, graph.outputs, made.outputs, strict=True):
+        assert graph.values[v] == made.values[w]
+        np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)
+    return graph, made
+
+
+def newton(x: Array) -> Array:
+    """Some steps towards an orthogonal matrix, written out."""
+    a, b, c = (float(x) for x in NEWTON)
+    x = x / (jnp.linalg.norm(x) + 1e-6)
+    for _ in range(3):
+        y = x @ x.T
+        x = a * x + (b * y + c * y @ y) @ x
+    return x
+
+
+def in_a_loop(x: Array) -> Array:
+    """The same steps in a loop over their coefficients."""
+
+    def body(x: Array, c: Array) -> tuple[Array, None]:
+        y = x @ x.T
+        return c[0] * x + (c[1] * y + c[2] * y @ y) @ x, None
+
+    return lax.scan(body, x, jnp.asarray(np.tile(NEWTON, (3, 1))))[0]
+
+
+def many(one: Callable[[Array], Array]) -> Callable[[list[Array], list[Array]], Any]:
+    """A step of an optimiser that turns every moment by `one`."""
+
+    def step(weights: list[Array], moments: list[Array]) -> Any:
+        moments = [0.9 * m + 0.1 * w for w, m in zip(weights, moments, strict=True)]
+        return [w - 0.1 * one(m) for w, m in zip(weights, moments, strict=True)], moments
+
+    return step
+
+
+def arrays(*shapes: tuple[int, int]) -> tuple[list[Array], list[Array]]:
+    both = [[drawn(*s, seed=2 * k + n) for k, s in enumerate(shapes)] for n in range(2)]
+    return both[0], both[1]
+
+
+@pytest.mark.parametrize("one", [newton, in_a_loop])
+def test_what_is_made_of_every_weight_is_made_of_stacks_by_shape(
+    one: Callable[[Array], Array],
+) -> None:
+    shapes = [(8, 8), (8, 12)] * 5
+    graph, made = stacked(many(one), *arrays(*shapes))
+    assert count(made) == count(graph) // 5
+    assert sum(op.kernel == "stack" for op in made.operations) == 2
+
+
+def test_weights_of_layers_are_stacked_and_layers_are_not() -> None:
+    def step(weights: list[Array], x: Array) -> Any:
+        def loss(weights: list[Array]) -> Array:
+            h = x
+            for w in weights:
+                h = h + jnp.tanh(h @ w)
+            return (h * h).mean()
+
+        gradients = jax.grad(loss)(weights)
+        return [w - 0.1 * newton(g) for w, g in zip(weights, gradients, strict=True)]
+
+    weights = [drawn(8, 8, seed=k) for k in range(6)]
+    graph, made = stacked(step, weights, drawn(32, 8))
+    # Each layer has a product forward and two backward, but the first, whose input is given.
+    assert count(graph) == 6 * 9 + 6 * 3 - 1
+    assert count(made) == 9 + 6 * 3 - 1
+
+
+def test_copies_have_constants_of_their_own() -> None:
+    def step(xs: list[Array]) -> list[Array]:
+        own = [np.full((8, 8), 0.1 * max(k - 3, 0), np.float32) for k in range(6)]
+        return [x @ w @ x.T @ x for x, w in zip(xs, own, strict=True)]
+
+    graph, made = stacked(step, [drawn(8, 8, seed=k) for k in range(6)])
+    assert count(made) == count(graph) // 6
+
+
+def test_what_all_copies_read_is_not_stacked() -> None:
+    def step(xs: list[Array], w: Array) -> list[Array]:
+        return [(x @ w) @ w for x in xs]
+
+    graph, made = stacked(step, [drawn(8, 8, seed=k) for k in range(5)], drawn(8, 8, seed=9))
+    assert count(graph) == 10 and count(made) == 2
+    assert sum(op.kernel == "stack" for op in made.operations) == 1
+
+
+@pytest.mark.parametrize("copies", [1, 2, 3])
+def test_a_few_copies_stay_as_they_are(copies: int) -> None:
+    graph = trace(many(newton), *arrays(*[(8, 8)] * copies)).graph
+    assert with_stacked_copies(graph) is graph
+
+
+def test_a_chain_of_layers_stays_as_it_is() -> None:
+    def layers(x: Array, ws: list[Array]) -> Array:
+        for w in ws:
+            x = jnp.tanh(x @ w @ w.T)
+        return x
+
+    graph = trace(layers, drawn(4, 8), [drawn(8, 8, seed=k) for k in range(6)]).graph
+    assert with_stacked_copies(graph) is graph
+
+
+def test_chains_that_wait_for_each_other_are_not_one() -> None:
+    """The turned weights of one half scale what the other half turns."""
+
+    def step(xs: list[Array]) -> list[Array]:
+        first = [newton(x) for x in xs[:4]]
+        scale = sum(x.sum() for x in first)
+        return first + [newton(x * scale) for x in xs[4:]]
+
+    graph, made = stacked(step, [drawn(8, 8, seed=k) for k in range(8)])
+    assert count(made) == count(graph) // 4
+
+
+def test_what_costs_more_to_stack_than_to_make_stays_as_it_is() -> None:
+    """Products of matrices and vectors read each matrix once, as stacking them does."""
+
+    def step(us: list[Array], ws: list[Array], x: Array) -> list[Array]:
+        return [u @ (w @ x) for u, w in zip(us, ws, strict=True)]
+
+    matrix, vector = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((8192, 8192), (8192,)))
+    graph = trace(step, [matrix] * 5, [matrix] * 5, vector).graph
+    assert with_stacked_copies(graph, load_target("h100:8")) is graph
+    assert with_stacked_copies(graph) is not graph
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_random_copies(data: st.DataObject) -> None:
+    """Random programs that are made of several arrays, some of which read what all have."""
+    steps = data.draw(
+        st.lists(
+            st.tuples(st.sampled_from(["x@x", "x@w", "tanh", "x+y", "x*s", "x.T"]), st.booleans()),
+            min_size=2,
+            max_size=6,
+        )
+    )
+    kinds = data.draw(st.integers(1, 2))
+
+    def one(x: Array, w: Array, kind: int) -> tuple[Array, list[Array]]:
+        y, out = x, []
+        for name, leaves in steps:
+            if kind and name == "tanh":
+                name = "x@w"
+            x, y = (
+                {
+                    "x@x": lambda x=x: x @ x.T,
+                    "x@w": lambda x=x: x @ w,
+                    "tanh": lambda x=x: jnp.tanh(x),
+                    "x+y": lambda x=x, y=y: x + y,
+                    "x*s": lambda x=x: x * x.mean(),
+                    "x.T": lambda x=x: x.T,
+                }[name](),
+                x,
+            )
+            out += [x] if leaves else []
+        return x, out
+
+    def program(xs: list[Array], w: Array) -> Any:
+        return [one(x, w, k % kinds) for k, x in enumerate(xs)]
+
+    copies = data.draw(st.integers(4, 6))
+    stacked(program, [drawn(5, 5, seed=k) for k in range(copies)], drawn(5, 5))
+
+
+def test_devices_turn_whole_weights() -> None:
+    """Muon's steps on 16 weights: with stacks a plan is more than twice as fast as without."""
+    shape = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+    program = te.trace(many(newton), [shape] * 16, [shape] * 16, donate_argnums=(0, 1))
+    front = te.optimize(program, "h100:8", settings=Settings(work=0.5))
+    fastest = {RULE in p.rules: p.costs.seconds for p in reversed(front.plans)}
+    assert RULE in front.plans[0].rules
+    every = load_books(DEFAULT_BOOKS)
+    books = [b for b in every if all(r.ruleset != RULESET for r in b.rules)]
+    others = te.optimize(program, "h100:8", books=books, settings=Settings(work=0.5))
+    assert others.plans[0].costs.seconds > 2.0 * fastest[True]
+
+
+@pytest.mark.parametrize("one", [newton, in_a_loop])
+def test_plans_on_devices_give_the_numbers(one: Callable[[Array], Array]) -> None:
+    given_ = arrays(*[(16, 24)] * 8)
+    want = jax.jit(many(one))(*given_)
+    program = te.trace(many(one), *given_)
+    plan = te.optimize(program, "h100:8", settings=Settings(work=0.2)).plans[0]
+    assert RULE in plan.rules
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        got = te.compile(plan, jax.devices("cpu")[: plan.mesh.devices])(*given_)
+    for a, b in zip(jax.tree.leaves(want), jax.tree.leaves(got), strict=True):
+        np.testing.assert_allclose(b, a, rtol=2e-4, atol=2e-5)
