@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import permutations
+from math import prod
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jax
@@ -22,6 +24,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.graph.layout_algebra import LayoutAlgebra
 from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature, Passage
+from tapestry_egg.metakernels.signatures.splits import Blocks, split
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.rules.language.book import RuleBook, load_book, load_books
@@ -31,6 +34,7 @@ from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.trace import Program, trace
 from tapestry_egg.zspace import Projection, ZRange
 from tests.extract.brute_ways import all_cuts, every_layout, every_step, every_strategy
+from tests.metakernels.test_legality import random_signature as wider_signature
 
 f32 = jnp.float32
 SHARDING, COLLECTIVES = load_book("sharding"), load_book("collectives")
@@ -320,19 +324,81 @@ def random_signature(rng: np.random.Generator) -> OperationSignature:
     )
 
 
+def is_like_a_kernels(s: OperationSignature) -> bool:
+    """Whether operands are read inside of their tensors, and no output follows a joined dim."""
+    whole = ZRange.from_shape(s.extents)
+    joined = [d for d, dim in enumerate(s.index) if dim.role == "join"]
+    return not any(row[d] for p in s.outputs for row in p.matrix for d in joined) and all(
+        ZRange.from_shape(t.shape).contains(p.image(whole))
+        for p, t in zip(s.inputs, s.input_types, strict=True)
+    )
+
+
 @pytest.mark.slow
 @given(st.integers(0, 10**6), st.sampled_from([(2, 2), (4,), (2, 3)]))
 @settings(max_examples=15)
 def test_derived_strategies_are_the_legal_ones(seed: int, sizes: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(seed)
+    """Also of operands with margins, and of dims that are scanned or joined."""
+    rng, other = np.random.default_rng(seed), Random(seed)
     mesh = MeshShape(("x", "y")[: len(sizes)], sizes)
-    found = saturated([random_signature(rng) for _ in range(20)], mesh)
+    wider = filter(is_like_a_kernels, (wider_signature(other) for _ in range(30)))
+    plain = [s for s in wider if not s.initial][:12]
+    drawn = [replace(s, reads=(None,) * len(s.inputs)) for s in plain]
+    found = saturated([*drawn, *(random_signature(rng) for _ in range(20))], mesh)
     assert found.saturated
     for s, signature in enumerate(found.encoding.signatures):
         mine, legal = derived(found, s), every_strategy(signature, mesh)
         assert mine == legal, (signature, sorted(mine ^ legal, key=repr)[:1])
         for strategy in mine:
             check_strategy(signature, strategy, mesh)
+
+
+@pytest.mark.slow
+def test_the_rules_derive_what_three_digits_of_a_dim_share() -> None:
+    """Three digits together on one side, apart or in other order on the other."""
+    mesh, sizes = MeshShape(("x", "y", "z"), (2, 2, 2)), (2, 2, 4)
+    index = tuple(IndexDim(f"i{d}", n, "map") for d, n in enumerate(sizes))
+
+    def put_together(dims: tuple[tuple[int, ...], ...]) -> tuple[Projection, TensorType]:
+        """A tensor each of whose dims has some index dims as its digits, major to minor."""
+        matrix = [[0] * 3 for _ in dims]
+        for row, own in zip(matrix, dims, strict=True):
+            for n, d in enumerate(own):
+                row[d] = prod(sizes[e] for e in own[n + 1 :])
+        form = Projection(tuple(map(tuple, matrix)), (0,) * len(dims), (1,) * len(dims))
+        return form, TensorType(tuple(prod(sizes[d] for d in own) for own in dims), "float32")
+
+    one, whole = put_together(((0, 1, 2),))
+    signatures = [
+        OperationSignature("reshape", index, (one,), (two,), (whole,), (type_,), reads=(None,))
+        for two, type_ in map(put_together, [((0,), (1,), (2,)), ((2,), (0, 1))])
+    ]
+    found = saturated(signatures, mesh)
+    for number, s in enumerate(found.encoding.signatures):
+        mine = derived(found, number)
+        assert mine == every_strategy(s, mesh), s
+        assert any(len(x.needs[0].dims[0]) == 3 and all(x.cuts) for x in mine)
+
+
+def test_a_shift_into_padding_is_off_its_blocks() -> None:
+    """Boxes as large as the blocks, in order, and one element off: the operand is gathered, or
+    its devices exchange rows."""
+    shifted, plain = Projection(((1,),), (-1,), (1,)), Projection.identity(1)
+    tensor = TensorType((8,), "float32")
+    s = OperationSignature(
+        "pad",
+        (IndexDim("i", 8, "map"),),
+        (shifted,),
+        (plain,),
+        (tensor,),
+        (tensor,),
+        outside=("sum",),
+    )
+    assert split(s, {0: (4,)}).inputs == ({0: Blocks(0, 1, -1)},)
+    mine = derived(saturated([s], MeshShape(("x",), (4,))), 0)
+    whole = Layout(((),))
+    wanted = {(((),), (whole,)), (((0,),), (whole,)), (((0,),), (Layout(((0,),)),))}
+    assert {(x.cuts, x.needs) for x in mine} == wanted
 
 
 def reshape_signature() -> OperationSignature:
