@@ -48,12 +48,10 @@ class Syntax:
 
 @dataclass(frozen=True, slots=True)
 class Formula:
-    """A formula: its text, the names and functions in it, and how to compute it."""
+    """A formula: its text, the names in it, and how to compute it."""
 
     text: str
     names: frozenset[str]
-    functions: frozenset[str]
-    outermost: str  # the function that makes the result: `psum` for `psum(x)`, else ``
     _run: Computation
 
     def __call__(self, value: Callable[[str], Any], arithmetic: Arithmetic) -> Any:
@@ -79,17 +77,15 @@ def read_formula(text: str, syntax: Syntax) -> Formula:
         raise FormulaFault("the formula is nested too deeply") from None
     reader = _Reader(syntax)
     run = reader.read(tree)
-    made = tree.func.id if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) else ""
-    return Formula(text, frozenset(reader.names), frozenset(reader.functions), made, run)
+    return Formula(text, frozenset(reader.names), run)
 
 
 class _Reader:
-    """Turns nodes into closures, and notes names and functions."""
+    """Turns nodes into closures, and notes names."""
 
     def __init__(self, syntax: Syntax) -> None:
         self.syntax = syntax
         self.names: set[str] = set()
-        self.functions: set[str] = set()
 
     def read(self, node: ast.expr, depth: int = 0) -> Computation:
         if depth > _DEEPEST:
@@ -138,7 +134,6 @@ class _Reader:
             count = "some arguments" if wanted is None else f"{wanted} argument"
             count += "s" if wanted and wanted > 1 else ""
             raise FormulaFault(f"{name} takes {count}, not {given}", node.col_offset, hint)
-        self.functions.add(name)
 
     def _misplaced(self, node: ast.expr) -> FormulaFault:
         what = f"{ast.unparse(node)!r:.60} cannot stand in a formula"

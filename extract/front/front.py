@@ -503,10 +503,6 @@ def in_order(plans: Iterable[Plan]) -> tuple[Plan, ...]:
     return tuple(replace(p, name=f"p{i}") for i, p in enumerate(known))
 
 
-def _same(a: Plan, b: Plan) -> bool:
-    return a.costs == b.costs and replace(a, name="", bound=0.0) == replace(b, name="", bound=0.0)
-
-
 def within(plan: Plan, bounds: Mapping[str, float]) -> bool:
     """Whether a plan keeps limits in base units."""
     return all(value(plan, k) <= limit for k, limit in bounds.items())

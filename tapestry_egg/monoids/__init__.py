@@ -3,8 +3,7 @@
 A monoid wraps an element into a state, combines states, and unwraps the last one. `monoids.yaml`
 holds those that ship, as data, and `definition` reads it: `monoid(name)` gives one, `add_monoids`
 takes a file of your own, once `laws` has found that it keeps them. What a state becomes is written
-as formulas (`formula`, with a grammar beside it), which `fold` computes on NumPy or JAX arrays:
-reductions, and the form that runs over the devices of a mesh axis. In: names,
+as formulas (`formula`), which `fold` computes on NumPy or JAX arrays. In: names,
 or files. Out: `Monoid`. To print one: `monoid("max").law`.
 """
 

@@ -7,7 +7,7 @@ Users add files of their own; those are admitted only if their laws hold (`laws.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from tapestry_egg.formulas import Formula
 from tapestry_egg.yaml_nodes import YamlNode, compose_yaml
 
-from .formula import MESH_FUNCTIONS, MonoidError, parse_formula
+from .formula import MonoidError, parse_formula
 
 KINDS = ("bool", "int", "uint", "float", "complex")
 _CONSTANTS = frozenset(("lowest", "highest", "bits"))
@@ -36,20 +36,12 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class MeshForm:
-    """How the states along a mesh axis become one: a formula per part of the state."""
-
-    formulas: Mapping[str, Formula]
-    terms: Mapping[str, Formula]
-    kinds: tuple[str, ...]  # of the first part of the element; for others gather and combine
-
-
-@dataclass(frozen=True, slots=True)
 class Monoid:
     """A monoid: `wrap, combine, zero, unwrap` as formulas, and its laws.
 
     `terms` are names that `combine` may use. `exact` lists the kinds of dtypes on which combining
-    is associative to the last bit; on others it is so up to rounding.
+    is associative to the last bit; on others it is so up to rounding. `collective` combines states
+    over a mesh axis for elements of the kinds `collected`; without one they are gathered.
     """
 
     name: str
@@ -64,7 +56,8 @@ class Monoid:
     terms: Mapping[str, Formula]
     exact: tuple[str, ...] = ()
     commutative: bool = True
-    mesh: MeshForm | None = None
+    collective: str = ""
+    collected: tuple[str, ...] = ()
     where: str = ""
 
     @property
@@ -86,11 +79,7 @@ class Monoid:
 
         `psum`, `pmax` or `pmin`, for elements of the given kind.
         """
-        if self.mesh is None or kind not in self.mesh.kinds or not self.single:
-            return ""
-        (formula,) = self.mesh.formulas.values()
-        plain = formula.text.replace(" ", "") == f"{formula.outermost}({self.state[0].name})"
-        return formula.outermost if plain and formula.outermost in MESH_FUNCTIONS else ""
+        return self.collective if kind in self.collected and self.single else ""
 
 
 # Published whole, never filled in place: other threads read it meanwhile.
@@ -163,8 +152,7 @@ def read_monoids(path: Path) -> tuple[Monoid, ...]:
 
 _REQUIRED = ("law", "element", "state", "wrap", "combine", "zero", "unwrap")
 _OPTIONAL = ("let", "exact", "commutative", "mesh")
-#: What `mesh` says beside formulas.
-_BESIDE = ("let", "kinds")
+_COLLECTIVES = ("psum", "pmax", "pmin")
 
 
 def _monoid(name: str, entry: YamlNode) -> Monoid:
@@ -187,7 +175,9 @@ def _monoid(name: str, entry: YamlNode) -> Monoid:
     combine = _formulas(given["combine"], pairs | set(terms), parts)
     zero = _formulas(given["zero"], _CONSTANTS, parts)
     result, unwrap = _unwrap(given["unwrap"], element, state)
-    mesh = _mesh(given["mesh"], parts, element[0].kinds) if "mesh" in given else None
+    collective, collected = "", element[0].kinds
+    if "mesh" in given:
+        collective, collected = _collective(given["mesh"], state, collected)
     for formulas, sizes in ((wrap, trailing), (combine, both)):
         for part in state:
             _check_dims(part, formulas[part.name], {**sizes, **_of_terms(terms, sizes)}, entry)
@@ -206,7 +196,8 @@ def _monoid(name: str, entry: YamlNode) -> Monoid:
         terms=terms,
         exact=_kinds(given["exact"]) if "exact" in given else (),
         commutative=given["commutative"].flag() if "commutative" in given else True,
-        mesh=mesh,
+        collective=collective,
+        collected=collected,
         where=entry.where,
     )
 
@@ -249,16 +240,11 @@ def _formulas(
     names: frozenset[str],
     parts: frozenset[str] | None = None,
     *,
-    functions: Mapping[str, int] | None = None,
     chain: bool = False,
-    beside: Sequence[str] = (),
 ) -> dict[str, Formula]:
-    """Formulas by part, without what stands `beside` them. With `chain`, each may use the names of
-    those before it."""
+    """Formulas by part. With `chain`, each may use the names of those before it."""
     out: dict[str, Formula] = {}
     for name, text in entry.mapping().items():
-        if name in beside:
-            continue
         if parts is not None and name not in parts:
             raise text.error(f"there is no part {name!r}", f"Parts are {', '.join(sorted(parts))}.")
         formula = parse_formula(text.text(), text.where)
@@ -267,8 +253,6 @@ def _formulas(
             raise text.error(
                 f"{unknown!r} is not known here", f"Known: {', '.join(sorted(allowed))}."
             )
-        for over in sorted(formula.functions & set(MESH_FUNCTIONS) - set(functions or ())):
-            raise text.error(f"{over} has a meaning only under `mesh`")
         out[name] = formula
     for missing in sorted((parts or frozenset()) - set(out)):
         raise entry.error(f"there is no formula for {missing!r}")
@@ -292,8 +276,6 @@ def _unwrap(
         formula = parse_formula(made.text(), made.where)
         for unknown in sorted(formula.names - set(kept)):
             raise made.error(f"{unknown!r} is not a part of the state")
-        for over in sorted(formula.functions & set(MESH_FUNCTIONS)):
-            raise made.error(f"{over} has a meaning only under `mesh`")
         trailing = _trailing(given["shape"]) if "shape" in given else ()
         plain = kept.get(formula.text.strip(), element[0].name)
         part = Part(name, given["dtype"].text() if "dtype" in given else plain, trailing)
@@ -305,13 +287,19 @@ def _unwrap(
     return tuple(result), formulas
 
 
-def _mesh(entry: YamlNode, parts: frozenset[str], kinds: tuple[str, ...]) -> MeshForm:
-    given = entry.mapping()
-    let, own = given.get("let"), given.get("kinds")
-    terms = _formulas(let, parts, functions=MESH_FUNCTIONS, chain=True) if let else {}
-    formulas = _formulas(entry, parts | set(terms), parts, functions=MESH_FUNCTIONS, beside=_BESIDE)
-    kinds = _kinds(own) if own else kinds
-    return MeshForm(formulas, terms, kinds)
+def _collective(
+    entry: YamlNode, state: tuple[Part, ...], kinds: tuple[str, ...]
+) -> tuple[str, tuple[str, ...]]:
+    """`{total: psum(total)}`: the collective, and the kinds of elements that it is for."""
+    given = dict(entry.mapping())
+    own = given.pop("kinds", None)
+    part, known = state[0].name, [f"{name}({state[0].name})" for name in _COLLECTIVES]
+    text = given[part].text().replace(" ", "") if [*given] == [part] and len(state) == 1 else ""
+    if text not in known:
+        raise entry.error(
+            "is no collective of a state of one part", f"Write {part}: {' or '.join(known)}."
+        )
+    return text.partition("(")[0], _kinds(own) if own else kinds
 
 
 def _of_terms(

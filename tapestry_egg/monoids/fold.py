@@ -129,25 +129,6 @@ def reduce(monoid: Monoid, *element: Any, axis: int = 0, xp: ModuleType = np) ->
     return unwrap(monoid, fold(monoid, wrap(monoid, *element, xp=xp), axis, xp), xp)
 
 
-# ---- over a mesh axis --------------------------------------------------------------------------
-
-
-def over_mesh(monoid: Monoid, state: State, ops: Arithmetic) -> State:
-    """The mesh form of a monoid with `psum`, `pmax` and `pmin` as `ops` has them.
-
-    Raises MonoidError for a monoid without a mesh form.
-    """
-    if monoid.mesh is None:
-        raise MonoidError(f"{monoid.name} has no mesh form", where=monoid.where)
-    ranks = _trailing(monoid.state)
-    return {
-        part.name: _evaluate(
-            monoid.mesh.formulas[part.name], part, state, monoid.mesh.terms, ranks, ops
-        )
-        for part in monoid.state
-    }
-
-
 # ---- evaluation --------------------------------------------------------------------------------
 
 

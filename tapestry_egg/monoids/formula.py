@@ -24,10 +24,8 @@ FUNCTIONS: Mapping[str, int] = {
     "sqrt": 1,
     "where": 3,
 }
-#: Reductions over the devices of a mesh axis, or over the shards of a simulated one.
-MESH_FUNCTIONS: Mapping[str, int] = {"pmax": 1, "pmin": 1, "psum": 1}
 _SYNTAX = Syntax(
-    {**FUNCTIONS, **MESH_FUNCTIONS},
+    FUNCTIONS,
     frozenset("+ - * / == != <= >= < > and or not negate".split()),
     dotted=True,
 )
@@ -48,7 +46,7 @@ def parse_formula(text: str, where: str = "") -> Formula:
 
 
 def arithmetic(xp: ModuleType) -> dict[str, Callable[..., Any]]:
-    """What formulas compute with, from `numpy` or `jax.numpy`; without the mesh functions."""
+    """What formulas compute with, from `numpy` or `jax.numpy`."""
     return {
         "abs": xp.abs,
         "exp": xp.exp,

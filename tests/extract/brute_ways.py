@@ -63,6 +63,18 @@ def tensor_boxes(shape: tuple[int, ...], layout: Layout, mesh: MeshShape) -> Box
     return index_boxes(shape, layout.dims, mesh)
 
 
+def read_boxes(
+    projection: Projection,
+    shape: tuple[int, ...],
+    extents: tuple[int, ...],
+    cuts: tuple[tuple[int, ...], ...],
+    mesh: MeshShape,
+) -> Boxes:
+    """What every device reads or makes of a tensor: nothing is sharded outside of it."""
+    whole = ZRange.from_shape(shape)
+    return [projection.image(b).clip(whole) for b in index_boxes(extents, cuts, mesh)]
+
+
 def all_cuts(dims: int, axes: int) -> Iterator[tuple[tuple[int, ...], ...]]:
     """Every way to put some of the mesh axes, in some order, onto index dims."""
     for count in range(axes + 1):
@@ -111,7 +123,7 @@ def cut_layout(
         if not axes or d in together:
             continue
         one = tuple(axes if e == d else () for e in range(len(cuts)))
-        images = [projection.image(b) for b in index_boxes(extents, one, mesh)]
+        images = read_boxes(projection, shape, extents, one, mesh)
         fits = [
             k
             for k, n in enumerate(shape)
@@ -140,7 +152,7 @@ def cut_layout(
         elif is_output and not constant:
             return None
     layout = Layout(tuple(dims))
-    joint = [projection.image(b) for b in index_boxes(extents, cuts, mesh)]
+    joint = read_boxes(projection, shape, extents, cuts, mesh)
     blocks = tensor_boxes(shape, layout, mesh)
     good = (
         joint == blocks

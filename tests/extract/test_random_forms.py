@@ -21,7 +21,7 @@ from tapestry_egg.tracing.constants import prepare
 from tests.extract.every_form import TooMany, every_form
 from tests.extract.random_programs import Drawn, algebra, graph_of
 from tests.extract.tables import Point
-from tests.extract.test_random_programs import TARGET, apart_of, assembled, tables_of
+from tests.extract.test_random_programs import TARGET, apart_of, network, tables_of
 
 BOOKS = load_books(("algebra", "fusion", "sharding", "collectives"))
 RULES = [r for b in BOOKS for r in b.rules if r.ruleset in PROGRAM_RULESETS]
@@ -55,7 +55,7 @@ def best_of(front: Sequence[Point]) -> list[Point]:
 
 def searched(found: Sequence[Form]) -> list[Problem]:
     """The networks of forms."""
-    return [assembled(scheduled(prepare(form.graph), {})).problem for form in found]
+    return [network(scheduled(prepare(form.graph), {})) for form in found]
 
 
 def as_given(graph: BlockGraph) -> list[Form]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ from tapestry_egg.extract.choices.inner_copies import InnerCopies
 from tapestry_egg.extract.choices.joiner import Joiner, UnitRows
 from tapestry_egg.extract.choices.unit_choices import unit_choices
 from tapestry_egg.extract.problem import kept
-from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
+from tapestry_egg.extract.problem.assemble import assemble
 from tapestry_egg.extract.problem.columns import Columns
 from tapestry_egg.extract.problem.kept import Keeping
 from tapestry_egg.extract.problem.problem import Problem
@@ -53,40 +53,14 @@ MOST = 200_000
 _BELOW = 1e-5
 
 
-@dataclass(frozen=True)
-class Compared:
-    """How far the network's seconds are from the best of all plans, at most, as a share, at every
-    peak that one of these has, and just below; infinite where only one of the two has a plan.
-    `told` values have copies that the network leaves out and counts."""
-
-    apart: float
-    combinations: int
-    points: int
-    told: int = 0
-
-
 def tables_of(plan: Schedule) -> Tables:
     return Tables(plan, MESH, TARGET)
 
 
-def network(plan: Schedule, without: str = "", every: bool = True) -> tuple[Problem, int]:
-    """The network of a program, which may lack what one rule derives, and of how many values it
-    leaves copies out: of none with `every` copy."""
-    made = assembled(plan, without, every)
-    return made.problem, made.fewer_copies + made.fewer_endings
-
-
-def assembled(plan: Schedule, without: str = "", every: bool = True) -> PlanProblem:
-    """The same with what it is made of."""
+def network(plan: Schedule, without: str = "") -> Problem:
+    """The network of a program with every copy, which may lack what one rule derives."""
     found = saturate(encode(plan.program, MESH), _books(without))
-    choices = unit_choices(plan, found, MESH, TARGET)
-    return assemble(choices, keeping=Keeping(0) if every else None)
-
-
-def compared(plan: Tables, problem: Problem, told: int = 0) -> Compared:
-    """The network against all plans."""
-    front = plan.front()
-    return Compared(apart_of(front, [problem]), plan.combinations, len(front), told)
+    return assemble(unit_choices(plan, found, MESH, TARGET), keeping=Keeping(0)).problem
 
 
 def apart_of(front: Sequence[Point], problems: Sequence[Problem]) -> float:
@@ -113,8 +87,8 @@ def agree(seeds: Sequence[int], without: str = "", draw: Callable[[int], Drawn] 
         if plan.rows > MOST:
             continue
         tried += 1
-        found = compared(plan, network(plan.schedule, without)[0])
-        assert found.apart < 1e-6, f"seed {seed}: {found}"
+        apart = apart_of(plan.front(), [network(plan.schedule, without)])
+        assert apart < 1e-6, f"seed {seed}: {apart:.2%}"
     return tried
 
 
@@ -195,9 +169,9 @@ def differs(kind: str, seed: int, draw: Callable[[int], Drawn]) -> bool:
     kind of choice."""
     plan = tables_of(schedule_of(seed, draw))
     front = plan.front()
-    assert apart_of(front, [network(plan.schedule)[0]]) < 1e-6
+    assert apart_of(front, [network(plan.schedule)]) < 1e-6
     with frozen(kind):
-        return apart_of(front, [network(plan.schedule)[0]]) >= 1e-6
+        return apart_of(front, [network(plan.schedule)]) >= 1e-6
 
 
 def with_sorts(patch: pytest.MonkeyPatch) -> None:

@@ -71,7 +71,7 @@ def second(plan: Schedule, form: Form | None = None) -> list[Schedule]:
 
 def searched(plan: Schedule) -> list[Problem]:
     """The networks of a program and of those that compute values of it a second time."""
-    return [network(one)[0] for one in (plan, *second(plan))]
+    return [network(one) for one in (plan, *second(plan))]
 
 
 def apart(seed: int, draw: Callable[[int], Drawn], frozen: bool = False) -> float:
@@ -80,7 +80,7 @@ def apart(seed: int, draw: Callable[[int], Drawn], frozen: bool = False) -> floa
     plan = schedule_of(seed, draw)
     front = every_front(plan)
     assert front is not None, f"seed {seed} has more plans"
-    return apart_of(front, [network(plan)[0]] if frozen else searched(plan))
+    return apart_of(front, [network(plan)] if frozen else searched(plan))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_the_front_of_all_forms_and_their_second_instances_is_searched(seed: int
     schedules = [scheduled(prepare(form.graph), {}) for form in forms]
     again = [one for k in (0, 1) for one in second(schedules[k], forms[k])]
     assert again or seed != 31
-    problems = [network(one)[0] for one in (*schedules, *again)]
+    problems = [network(one) for one in (*schedules, *again)]
     assert apart_of(best_of(front), problems) < 1e-6
 
 

@@ -18,12 +18,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature
 from tapestry_egg.metakernels.signatures.splits import (
-    Access,
     Blocks,
-    Gathered,
-    Near,
-    Partial,
-    Replicated,
     legal_dims,
     split,
 )
@@ -165,137 +160,6 @@ def line(a: int, b: int = 0, s: int = 1) -> Projection:
     return Projection(((a,),), (b,), (s,))
 
 
-def reads(p: Projection, tensor: int, extent: int, n: int) -> Access:
-    """How one index dim, in n parts, accesses an operand of one dim."""
-    found = split(op({"i": extent}, [(p, (tensor,))], [(line(1), (extent,))]), {0: (n,)})
-    assert found.legal
-    return found.inputs[0][0]
-
-
-def test_matmul_cut_along_each_dim() -> None:
-    x = Projection(((1, 0, 0), (0, 0, 1)), (0, 0), (1, 1))
-    w = Projection(((0, 0, 1), (0, 1, 0)), (0, 0), (1, 1))
-    y = Projection(((1, 0, 0), (0, 1, 0)), (0, 0), (1, 1))
-    index = {"row": 8, "column": 12, "inner": (6, "sum")}
-    product_ = op(index, [(x, (8, 6)), (w, (6, 12))], [(y, (8, 12))])
-    by_row, by_column, by_inner = (split(product_, {d: (2,)}) for d in range(3))
-    assert (by_row.inputs, by_row.outputs) == (
-        ({0: Blocks(0)}, {0: Replicated()}),
-        ({0: Blocks(0)},),
-    )
-    assert by_column.inputs == ({1: Replicated()}, {1: Blocks(1)})
-    assert by_inner.inputs == ({2: Blocks(1)}, {2: Blocks(0)})
-    assert by_inner.outputs == ({2: Partial("sum")},)
-    all_three = split(product_, {0: (2,), 1: (3,), 2: (2,)})
-    assert all_three.inputs[1] == {0: Replicated(), 1: Blocks(1), 2: Blocks(0)}
-    assert all_three.outputs[0] == {0: Blocks(0), 1: Blocks(1), 2: Partial("sum")}
-    assert legal_dims(product_, 2) == (0, 1, 2)
-
-
-def test_windows_have_halos() -> None:
-    assert reads(line(1, -1, 3), 8, 8, 4) == Blocks(0, 1, 1)  # padded by one on both sides
-    assert reads(line(1, 0, 3), 10, 8, 2) == Blocks(0, 1, 1)  # blocks of 5 against boxes of 6
-    assert reads(line(1, 0, 3), 10, 8, 4) == Gathered()  # 3, 3, 3, 1 cells against 4 each
-    assert reads(line(2, 0, 3), 9, 4, 4) == Gathered()  # ⌈9/4⌉ = 3 cells a block, stride 2
-    assert reads(line(2, -1, 3), 8, 4, 4) == Blocks(0, 1, 0)
-    assert reads(line(1, -3, 7), 8, 8, 4) == Gathered()  # three cells of a block of two
-    assert reads(line(1, -2, 5), 8, 8, 4) == Blocks(0, 2, 2)  # one whole block on both sides
-    assert reads(line(1, -2, 3), 4, 4, 2) == Blocks(0, 2, 0)  # 0:2 and 0:4 begin at one place
-    assert reads(line(1, 0, 3), 4, 4, 2) == Blocks(0, 0, 2)  # 0:4 and 2:4 end at one place
-    windows = [(line(1, -1, 3), (8,)), (line(1, -1, 2), (8,)), (line(1, 1), (8,)), (line(1), (8,))]
-    four = split(op({"i": 8}, windows, [(line(1), (8,))]), {0: (4,)})
-    margins = [Blocks(0, 1, 1), Blocks(0, 1, 0), Blocks(0, -1, 1), Blocks(0)]
-    assert [accesses[0] for accesses in four.inputs] == margins
-
-
-def test_shifted_and_strided_slices() -> None:
-    assert reads(line(1, 1), 8, 7, 4) == Blocks(0, -1, 1)  # x[1:], blocks of two
-    assert reads(line(1, 0), 8, 7, 4) == Blocks(0)  # x[:-1]: the last shard has one point less
-    assert reads(line(1, 1), 7, 6, 2) == Gathered()  # three cells of blocks of four, never the same
-    assert reads(line(2), 8, 4, 2) == Blocks(0, 0, -1)  # x[::2] leaves the last cell of a block
-    assert reads(line(2, 1), 8, 4, 2) == Blocks(0, -1, 0)  # x[1::2]
-    assert reads(line(1, 5), 20, 4, 2) == Near(
-        0, 3, 0
-    )  # x[5:9] is a half, and three cells of the other
-
-
-def test_a_reversed_dim_is_gathered_and_makes_no_output_blocks() -> None:
-    assert reads(line(-1, 7), 8, 8, 2) == Gathered()
-    backwards = op({"i": 8}, [(line(1), (8,))], [(line(-1, 7), (8,))])
-    assert "output 0 does not fall into blocks along i" == split(backwards, {0: (2,)}).refusal
-
-
-def test_extents_that_do_not_divide() -> None:
-    assert reads(line(1), 10, 10, 4) == Blocks(0)  # 3, 3, 3, 1
-    assert reads(line(1), 5, 5, 4) == Blocks(0)  # 2, 2, 1, 0
-    rows_of_four = Projection(((4, 1),), (0,), (1,))
-    flat = op({"a": 3, "b": 4}, [(Projection.identity(2), (3, 4))], [(rows_of_four, (12,))])
-    assert not split(flat, {0: (2,)}).legal  # 8 and 4 cells, the blocks are 6 and 6
-    assert split(flat, {0: (3,)}).legal
-    assert split(flat, {0: (3,)}).inputs == ({0: Blocks(0)},)
-
-
-def test_the_product_of_the_axes_is_tested_not_each_axis() -> None:
-    pairs = op({"i": 8}, [(line(2, 0, 2), (16,))], [(line(1), (8,))])
-    assert split(pairs, {0: (2, 4)}).inputs == split(pairs, {0: (8,)}).inputs == ({0: Blocks(0)},)
-    window = op({"i": 16}, [(line(1, -2, 5), (16,))], [(line(1), (16,))])
-    assert split(window, {0: (4,)}).inputs == ({0: Blocks(0, 2, 2)},)
-    assert split(window, {0: (4, 4)}).inputs == ({0: Gathered()},)  # the halo spans two blocks
-    digits = Projection(((4, 1),), (0,), (1,))
-    merged = op({"a": 4, "b": 4}, [(Projection.identity(2), (4, 4))], [(digits, (16,))])
-    assert split(merged, {0: (4,)}).legal
-    assert not split(merged, {0: (4, 2)}).legal  # eight blocks of two cells need b cut
-
-
-def test_a_minor_digit_is_cut_once_the_digits_above_it_have_one_point_per_shard() -> None:
-    digits = Projection(((8, 1),), (0,), (1,))
-    split_dim = op({"major": 2, "minor": 8}, [(digits, (16,))], [(Projection.identity(2), (2, 8))])
-    assert split(split_dim, {0: (2,)}).inputs == ({0: Blocks(0)},)
-    assert split(split_dim, {1: (4,)}).inputs == ({1: Gathered()},)
-    both = split(split_dim, {1: (4,), 0: (2,)})
-    assert both.inputs == ({0: Blocks(0), 1: Blocks(0, above=(0,))},)
-    assert both.outputs == ({0: Blocks(0), 1: Blocks(1)},)
-    merge = op({"major": 2, "minor": 8}, [(Projection.identity(2), (2, 8))], [(digits, (16,))])
-    assert not split(merge, {1: (2,)}).legal
-    assert split(merge, {0: (2,), 1: (2,)}).outputs == ({0: Blocks(0), 1: Blocks(0, above=(0,))},)
-    digits = Projection(((4, 1),), (0,), (1,))
-    long = op({"major": 4, "minor": 4}, [(Projection.identity(2), (4, 4))], [(digits, (16,))])
-    assert not split(long, {0: (2,), 1: (2,)}).legal  # two rows per shard: their halves are apart
-    assert split(long, {0: (2, 2), 1: (2,)}).legal
-
-
-def test_an_operand_follows_one_dim_once() -> None:
-    diagonal = op({"i": 4}, [(Projection(((1,), (1,)), (0, 0), (1, 1)), (4, 4))], [(line(1), (4,))])
-    assert split(diagonal, {0: (2,)}).inputs == ({0: Gathered()},)
-    toeplitz = Projection(((1, 1),), (0,), (1,))  # i + j: either dim makes blocks, not both
-    s = op({"i": 4, "j": 4}, [(toeplitz, (7,))], [(Projection.identity(2), (4, 4))])
-    assert split(s, {0: (2,)}).inputs == ({0: Blocks(0, 2, 1)},)
-    assert split(s, {0: (2,), 1: (2,)}).inputs == ({0: Blocks(0, 2, 1), 1: Gathered()},)
-
-
-def test_reductions() -> None:
-    row = Projection(((1, 0),), (0,), (1,))
-    total = op(
-        {"i": 4, "k": (6, "max")},
-        [(Projection.identity(2), (4, 6)), (row, (4,))],
-        [(row, (4,))],
-        initial=(1,),
-    )
-    found = split(total, {1: (2,)})
-    assert found.inputs == ({1: Blocks(1)}, {1: Partial("max")})
-    assert found.outputs == ({1: Partial("max")},)
-    two = op(
-        {"i": (4, "sum"), "k": (6, "max")},
-        [(Projection.identity(2), (4, 6))],
-        [(Projection((), (), (), index_rank=2), ())],
-    )
-    assert split(two, {0: (2,)}).legal and split(two, {1: (2,)}).legal
-    assert (
-        split(two, {0: (2,), 1: (2,)}).refusal
-        == "outputs would be partial under max and sum at once"
-    )
-
-
 def test_what_can_not_be_cut_says_why() -> None:
     column = Projection(((1, 0),), (0,), (1,))
     s = op({"i": 4, "j": 4}, [], [(column, (4,))])
@@ -315,15 +179,6 @@ def test_what_can_not_be_cut_says_why() -> None:
     for wrong in ({1: (2,)}, {-1: (2,)}, {0: (0,)}):
         with pytest.raises(ZSpaceError):
             split(whole, wrong)
-
-
-@pytest.mark.parametrize(("extent", "stride", "parts"), [(3, 3, 2), (5, 4, 4), (7, 2, 4)])
-def test_outputs_that_shards_do_not_fill_are_refused(extent: int, stride: int, parts: int) -> None:
-    """Elements 0, 3 and 6 of seven: what the second of two devices makes is less than its block."""
-    s = op({"i": extent}, [], [(line(stride), (stride * (extent - 1) + 1,))])
-    assert brute(s, {0: parts}) is None
-    found = split(s, {0: (parts,)})
-    assert not found.legal
 
 
 def test_random_keys_fall_into_blocks_as_numbers_do() -> None:

@@ -1,7 +1,7 @@
 """Plans made by hand or at random, for tests of what runs them.
 
-Strategies come from the images of index blocks one by one, by enumeration, and paths between
-layouts from a few fixed moves: nothing here is shared with the search that makes real plans.
+Strategies come from the images of index blocks (`brute_ways.py`), and paths between layouts from a
+few fixed moves: nothing here is shared with the search that makes real plans.
 """
 
 from __future__ import annotations
@@ -16,40 +16,13 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
-from tapestry_egg.zspace import Projection, ZRange
+from tests.extract.brute_ways import cut_layout, with_partials
 
 Cuts = tuple[tuple[int, ...], ...]
 
 
 class Illegal(Exception):
     """The cuts do not make a strategy."""
-
-
-def reach(
-    projection: Projection, shape: tuple[int, ...], sizes: tuple[int, ...], d: int, parts: int
-) -> int | str:
-    """What cutting index dim d into parts does to a tensor: the dim that falls into blocks,
-    `apart` when every block reads the same, else `jumbled`."""
-    images = []
-    for j in range(parts):
-        n = sizes[d] // parts
-        start = tuple(j * n if e == d else 0 for e in range(len(sizes)))
-        end = tuple((j + 1) * n if e == d else s for e, s in enumerate(sizes))
-        image = projection.image(ZRange(start, end))
-        images.append(image.clip(ZRange.from_shape(shape)))  # nothing is sharded outside
-    if all(i == images[0] for i in images):
-        return "apart"
-    for k, n in enumerate(shape):
-        if n % parts:
-            continue
-        for j, image in enumerate(images):
-            wanted_start = tuple(j * n // parts if e == k else 0 for e in range(len(shape)))
-            wanted_end = tuple((j + 1) * n // parts if e == k else s for e, s in enumerate(shape))
-            if image != ZRange(wanted_start, wanted_end):
-                break
-        else:
-            return k
-    return "jumbled"
 
 
 def strategy(
@@ -60,53 +33,27 @@ def strategy(
 ) -> Strategy:
     """The strategy of cutting index dim d by the axes cuts[d], and of letting partial values pass:
     `passing` is a passage's number and axes. Raises Illegal."""
-    sizes = signature.extents
+    sizes, roles = signature.extents, tuple(d.role for d in signature.index)
+    full = tuple(cuts.get(d, ()) for d in range(len(sizes)))
+    for n, role, axes in zip(sizes, roles, full, strict=True):
+        if axes and (role == "whole" or n % mesh.parts(axes)):
+            raise Illegal("a dim that is whole, or does not divide")
     ports = [*zip(signature.inputs, signature.input_types, strict=True)]
     ports += [*zip(signature.outputs, signature.output_types, strict=True)]
-    dims: list[list[tuple[int, ...]]] = [[()] * t.rank for _, t in ports]
-    partial: list[list[int]] = [[] for _ in ports]
-    monoids: list[set[str]] = [set() for _ in ports]
     inputs = len(signature.inputs)
-    for d, axes in cuts.items():
-        role, monoid = signature.index[d].role, signature.index[d].monoid
-        parts = mesh.parts(axes)
-        if not axes:
-            continue
-        if role == "whole" or sizes[d] % parts:
-            raise Illegal(f"dim {d}")
-        for p, (projection, type_) in enumerate(ports):
-            effect = reach(projection, type_.shape, sizes, d, parts)
-            if isinstance(effect, int):
-                if (p >= inputs and role == "join") or dims[p][effect]:
-                    raise Illegal("two cuts of one dim")
-                dims[p][effect] = axes
-            elif p >= inputs:
-                if role in ("map", "scan") or effect != "apart":
-                    raise Illegal("no blocks of the output")
-                if role == "reduce":
-                    partial[p] += axes
-                    monoids[p].add(monoid or "")
-            elif effect == "apart" and role == "reduce" and p in signature.initial:
-                partial[p] += axes
-                monoids[p].add(monoid or "")
-    if passing is not None:
-        law = signature.passages[passing[0]]
-        for p in range(len(ports)):
-            if p in law.inputs or p >= inputs:
-                partial[p] += passing[1]
-                monoids[p].add(law.monoid_in if p < inputs else law.monoid_out)
-    layouts = []
-    for p in range(len(ports)):
-        if len(monoids[p]) > 1:
-            raise Illegal("two monoids")
-        monoid = next(iter(monoids[p]), None)
-        layouts.append(Layout(tuple(dims[p]), tuple(sorted(partial[p])), monoid))
-    for layout, (_, type_) in zip(layouts, ports, strict=True):
-        if len(set(layout.axes)) != len(layout.axes) or not layout.divides(type_.shape, mesh):
-            raise Illegal("an axis twice")
-        if layout.partial and type_.dtype.startswith("key<"):
-            raise Illegal("keys are never partial")
-    full = tuple(cuts.get(d, ()) for d in range(len(sizes)))
+    plain = [
+        cut_layout(f, t.shape, sizes, full, mesh, roles, is_output=p >= inputs)
+        for p, (f, t) in enumerate(ports)
+    ]
+    if None in plain:
+        raise Illegal("no blocks of the output, or two cuts of one dim")
+    layouts = with_partials(signature, full, plain, dict([passing] if passing else ()))
+    if layouts is None:
+        raise Illegal("two monoids")
+    if any(
+        x.partial and t.dtype.startswith("key<") for x, (_, t) in zip(layouts, ports, strict=True)
+    ):
+        raise Illegal("keys are never partial")
     return Strategy(full, tuple(layouts[:inputs]), tuple(layouts[inputs:]))
 
 

@@ -11,8 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jax import lax
 
 from models import example
@@ -23,7 +21,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.executor import CoverError, execute
 from tapestry_egg.tracing.trace import trace
 from tapestry_egg.zspace import ZRange
-from tests.metakernels.covers import operations, random_cover, random_covers
+from tests.metakernels.covers import operations, random_covers
 
 Array = Any
 F32 = np.float32
@@ -84,27 +82,6 @@ def test_a_shard_sees_its_boxes_and_nothing_else() -> None:
 # One operation in shards
 
 
-@pytest.mark.slow
-@given(st.randoms(use_true_random=False))
-def test_integers_are_exact_under_any_cover(rng: random.Random) -> None:
-    m, k, n = (rng.randrange(1, 7) for _ in range(3))
-    values = np.random.default_rng(rng.randrange(2**32))
-    x, y = values.integers(-99, 99, (m, k)), values.integers(-99, 99, (k, n))
-    graph, _ = traced(jnp.matmul, x.astype(np.int32), y.astype(np.int32))
-    cover = random_cover(signature_at(graph, (0,)), rng, cuts=6)
-    (out,) = execute(graph, [x.astype(np.int32), y.astype(np.int32)], {(0,): cover})
-    np.testing.assert_array_equal(out, x @ y)
-
-
-def test_boxes_that_form_no_grid() -> None:
-    """m and n are cut differently in either half of k, so partial values meet in corners."""
-    x, y = np.arange(24, dtype=np.int32).reshape(4, 6), np.arange(18, dtype=np.int32).reshape(6, 3)
-    graph, inputs = traced(jnp.matmul, x, y)
-    cover = [zr("zr[0:4, 0:3, 0:2]"), zr("zr[0:1, 0:3, 2:6]"), zr("zr[1:4, 0:2, 2:6]")]
-    cover.append(zr("zr[1:4, 2:3, 2:6]"))
-    same(execute(graph, inputs, {(0,): cover}), x @ y)
-
-
 def test_empty_boxes_are_no_shards() -> None:
     x = np.arange(12, dtype=np.int32).reshape(3, 4)
     graph, inputs = traced(lambda x: x.max(1), x)
@@ -152,64 +129,6 @@ def test_contractions_and_updates_of_nothing() -> None:
         lambda x, none, start: (x @ none, start.at[at[:, 0]].add(none)), x, none, start
     )
     same(execute(graph, inputs), (np.zeros((2, 3), np.float32), start))
-
-
-@pytest.mark.parametrize("kind", ["add", "mul", "max", "min"])
-def test_the_starting_value_of_a_reduction_counts_once(kind: str) -> None:
-    x, at = np.full(4, 7, np.int32), np.array([[1], [1], [3]], np.int32)
-    numbers = lax.ScatterDimensionNumbers((), (0,), (0,))
-    scatter = getattr(lax, f"scatter_{kind}")
-    graph, inputs = traced(lambda x, at, u: scatter(x, at, u, numbers), x, at, np.int32([2, 3, 5]))
-    reduced = [d.role for d in signature_at(graph, (0,)).index].index("reduce")
-    cover = ZRange.from_shape(signature_at(graph, (0,)).extents).split(reduced, 1)
-    assert len(cover) == 3
-    same(execute(graph, inputs, {(0,): cover}), scatter(x, *inputs[1:], numbers))
-
-
-def test_windows_overlap_between_shards() -> None:
-    """Example X13: two halves of a convolution's rows read rows 0:6 and 4:10."""
-    x, f = np.ones((1, 1, 10, 10), np.float32), np.ones((2, 1, 3, 3), np.float32)
-    graph, inputs = traced(lambda x, f: lax.conv(x, f, (1, 1), "VALID"), x, f)
-    signature = signature_at(graph, (0,))
-    rows = [d.name for d in signature.index].index("y0")
-    halves = ZRange.from_shape(signature.extents).split(rows, 4)
-    boxes = [signature.operand_box(0, h) for h in halves]
-    assert [(b.start[2], b.end[2]) for b in boxes] == [(0, 6), (4, 10)]
-    same(execute(graph, inputs, {(0,): halves}), lax.conv(x, f, (1, 1), "VALID"))
-
-
-@pytest.mark.parametrize("padding", [(1, 1), (-1, 2), (2, -1), (-1, -2), (5, 0)])
-@pytest.mark.parametrize("name", ["n", "y"])
-def test_padding_is_filled_in_where_a_shard_reaches_it(name: str, padding: Any) -> None:
-    x = np.arange(12, dtype=np.float32).reshape(2, 1, 6)
-    f = np.float32([[[1, 10, 100]]])
-
-    def conv(x: Array, f: Array) -> Array:
-        return lax.conv_general_dilated(x, f, (1,), [padding])
-
-    graph, inputs = traced(conv, x, f)
-    signature = signature_at(graph, (0,))
-    cover = ZRange.from_shape(signature.extents).split(
-        [d.name for d in signature.index].index(name), 1
-    )
-    same(execute(graph, inputs, {(0,): cover}), conv(x, f))
-
-
-@pytest.mark.parametrize("n", [1, 5])
-@pytest.mark.parametrize("config", [(-1, 2, 0), (2, -1, 1), (1, -1, 1), (4, -2, 0)])
-def test_margins_may_crop(n: int, config: tuple[int, int, int]) -> None:
-    x = np.arange(1, n + 1, dtype=np.int32)
-    graph, inputs = traced(lambda x: lax.pad(x, np.int32(-7), [config]), x)
-    same(execute(graph, inputs), lax.pad(x, np.int32(-7), [config]))
-
-
-@pytest.mark.parametrize(("old", "new"), [((6,), (2, 3)), ((4, 6), (24,)), ((2, 6), (4, 3))])
-def test_a_minor_digit_of_a_reshape_runs_slice_by_slice(old: Any, new: Any) -> None:
-    x = np.arange(np.prod(old)).reshape(old).astype(np.int32)
-    graph, inputs = traced(lambda x: lax.reshape(x, new), x)
-    extents = signature_at(graph, (0,)).extents
-    cover = ZRange.from_shape(extents).split(len(extents) - 1, 1)
-    same(execute(graph, inputs, {(0,): cover}), x.reshape(new))
 
 
 def test_an_index_space_without_points() -> None:

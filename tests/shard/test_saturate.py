@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import permutations
+from math import prod
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
@@ -22,6 +23,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.graph.layout_algebra import LayoutAlgebra
 from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature, Passage
+from tapestry_egg.metakernels.signatures.splits import Blocks, split
 from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import BodyPlan, Plan, Strategy
 from tapestry_egg.rules.language.book import RuleBook, load_book, load_books
@@ -31,6 +33,7 @@ from tapestry_egg.shard.strategies import Saturated, saturate
 from tapestry_egg.tracing.trace import Program, trace
 from tapestry_egg.zspace import Projection, ZRange
 from tests.extract.brute_ways import all_cuts, every_layout, every_step, every_strategy
+from tests.metakernels.test_legality import random_signature
 
 f32 = jnp.float32
 SHARDING, COLLECTIVES = load_book("sharding"), load_book("collectives")
@@ -245,94 +248,93 @@ def test_a_coefficient_set_to_zero_removes_what_needs_it_and_nothing_else() -> N
 # Legality, against enumeration over the devices
 
 
-def random_signature(rng: np.random.Generator) -> OperationSignature:
-    """A random index space, and random affine projections of it."""
-    rank = int(rng.integers(1, 4))
-    sizes = [int(n) for n in rng.choice([1, 2, 3, 4, 6, 8], rank)]
-    roles = [str(x) for x in rng.choice(["map", "map", "map", "reduce", "whole"], rank)]
-    index = tuple(
-        IndexDim(f"i{d}", n, role, "sum" if role == "reduce" else None)  # type: ignore[arg-type]
-        for d, (n, role) in enumerate(zip(sizes, roles, strict=True))
-    )
-
-    def projection(
-        columns: list[int], exact: float, padded: bool = True
-    ) -> tuple[Projection, TensorType]:
-        """Per tensor dim up to two columns, often as digits of the dim, often filling it."""
-        matrix, offsets, boxes, shape = [], [], [], []
-        free = [int(d) for d in rng.permutation(columns)]
-        for _ in range(rng.integers(0, 4)):
-            row, stride = [0] * rank, 1
-            for _ in range(rng.choice([0, 1, 1, 1, 2])):
-                if not columns:
-                    break
-                d = free.pop() if free and rng.random() < exact else int(rng.choice(columns))
-                if row[d]:
-                    continue
-                row[d] = stride if rng.random() < exact else int(rng.choice([1, 2, 3, -1]))
-                stride *= sizes[d]
-            box = 1 if rng.random() < exact else int(rng.integers(1, 4))
-            least = sum(min(a, 0) * (n - 1) for a, n in zip(row, sizes, strict=True))
-            span = box + sum(abs(a) * (n - 1) for a, n in zip(row, sizes, strict=True))
-            exactly = not padded or rng.random() < exact
-            pad, rest = (0, 0) if exactly else rng.integers(0, 3, 2)
-            if padded and rng.random() < 0.2:
-                # As many elements as strides: gaps between boxes do not show in the sizes.
-                most = max((abs(a) * n for a, n in zip(row, sizes, strict=True)), default=0)
-                pad, rest = 0, max(0, most - span)
-            matrix.append(tuple(row))
-            offsets.append(int(pad) - least)
-            boxes.append(box)
-            shape.append(span + int(pad + rest))
-        form = Projection(tuple(matrix), tuple(offsets), tuple(boxes), index_rank=rank)
-        return form, TensorType(tuple(shape), "float32")
-
-    def output() -> tuple[Projection, TensorType]:
-        """Mostly, every map dim in a tensor dim of its own; some of the reduce dims, too."""
-        maps = [d for d in range(rank) if roles[d] != "reduce" or rng.random() < 0.3]
-        if rng.random() < 0.3:
-            return projection(maps, 0.9, padded=False)
-        order = [int(d) for d in rng.permutation(maps)]
-        matrix = tuple(tuple(int(e == d) for e in range(rank)) for d in order)
-        ones, zeros = (1,) * len(order), (0,) * len(order)
-        form = Projection(matrix, zeros, ones, index_rank=rank)
-        return form, TensorType(tuple(sizes[d] for d in order), "float32")
-
-    inputs = [projection(list(range(rank)), 0.8) for _ in range(rng.integers(0, 3))]
-    outputs = [output() for _ in range(rng.choice([1, 1, 1, 2]))]
+def like_a_kernels(rng: Random) -> OperationSignature:
+    """A random operation whose operands are read inside of their tensors; no output follows a
+    joined dim, and what a reduction starts with is the same for all of its steps. Half of those
+    with operands let partial values through."""
+    while True:
+        s = random_signature(rng)
+        whole = ZRange.from_shape(s.extents)
+        joined, reduced = (
+            [d for d, dim in enumerate(s.index) if dim.role == role] for role in ("join", "reduce")
+        )
+        starts = [s.inputs[p] for p in s.initial]
+        if (
+            not any(row[d] for p in s.outputs for row in p.matrix for d in joined)
+            and not any(row[d] for p in starts for row in p.matrix for d in reduced)
+            and all(
+                ZRange.from_shape(t.shape).contains(p.image(whole))
+                for p, t in zip(s.inputs, s.input_types, strict=True)
+            )
+        ):
+            break
     passages: tuple[Passage, ...] = ()
-    if inputs and rng.random() < 0.5:
-        group = tuple(p for p in range(len(inputs)) if rng.random() < 0.5) or (0,)
-        passages = (Passage(group, "sum", str(rng.choice(["sum", "max"]))),)
-    # A starting value is the same for every step of the reduction.
-    reduces = [d for d in range(rank) if roles[d] == "reduce"]
-    starts = inputs and not any(row[d] for row in inputs[0][0].matrix for d in reduces)
-    return OperationSignature(
-        "random",
-        index,
-        tuple(p for p, _ in inputs),
-        tuple(p for p, _ in outputs),
-        tuple(t for _, t in inputs),
-        tuple(t for _, t in outputs),
-        passages,
-        initial=(0,) if starts and rng.random() < 0.3 else (),
-        reads=(None,) * len(inputs),
-    )
+    if rng.random() < 0.5:
+        group = tuple(p for p in range(len(s.inputs)) if rng.random() < 0.5) or (0,)
+        passages = (Passage(group, "sum", rng.choice(("sum", "max"))),)
+    return replace(s, passages=passages, reads=(None,) * len(s.inputs))
 
 
 @pytest.mark.slow
-@given(st.integers(0, 10**6), st.sampled_from([(2, 2), (4,), (2, 3)]))
+@given(st.integers(0, 2**32), st.sampled_from([(2, 2), (4,), (2, 3)]))
 @settings(max_examples=15)
 def test_derived_strategies_are_the_legal_ones(seed: int, sizes: tuple[int, ...]) -> None:
-    rng = np.random.default_rng(seed)
-    mesh = MeshShape(("x", "y")[: len(sizes)], sizes)
-    found = saturated([random_signature(rng) for _ in range(20)], mesh)
+    rng, mesh = Random(seed), MeshShape(("x", "y")[: len(sizes)], sizes)
+    found = saturated([like_a_kernels(rng) for _ in range(25)], mesh)
     assert found.saturated
     for s, signature in enumerate(found.encoding.signatures):
         mine, legal = derived(found, s), every_strategy(signature, mesh)
         assert mine == legal, (signature, sorted(mine ^ legal, key=repr)[:1])
         for strategy in mine:
             check_strategy(signature, strategy, mesh)
+
+
+@pytest.mark.slow
+def test_the_rules_derive_what_three_digits_of_a_dim_share() -> None:
+    """Three digits together on one side, apart or in other order on the other."""
+    mesh, sizes = MeshShape(("x", "y", "z"), (2, 2, 2)), (2, 2, 4)
+    index = tuple(IndexDim(f"i{d}", n, "map") for d, n in enumerate(sizes))
+
+    def put_together(dims: tuple[tuple[int, ...], ...]) -> tuple[Projection, TensorType]:
+        """A tensor each of whose dims has some index dims as its digits, major to minor."""
+        matrix = [[0] * 3 for _ in dims]
+        for row, own in zip(matrix, dims, strict=True):
+            for n, d in enumerate(own):
+                row[d] = prod(sizes[e] for e in own[n + 1 :])
+        form = Projection(tuple(map(tuple, matrix)), (0,) * len(dims), (1,) * len(dims))
+        return form, TensorType(tuple(prod(sizes[d] for d in own) for own in dims), "float32")
+
+    one, whole = put_together(((0, 1, 2),))
+    signatures = [
+        OperationSignature("reshape", index, (one,), (two,), (whole,), (type_,), reads=(None,))
+        for two, type_ in map(put_together, [((0,), (1,), (2,)), ((2,), (0, 1))])
+    ]
+    found = saturated(signatures, mesh)
+    for number, s in enumerate(found.encoding.signatures):
+        mine = derived(found, number)
+        assert mine == every_strategy(s, mesh), s
+        assert any(len(x.needs[0].dims[0]) == 3 and all(x.cuts) for x in mine)
+
+
+def test_a_shift_into_padding_is_off_its_blocks() -> None:
+    """Boxes as large as the blocks, in order, and one element off: the operand is gathered, or
+    its devices exchange rows."""
+    shifted, plain = Projection(((1,),), (-1,), (1,)), Projection.identity(1)
+    tensor = TensorType((8,), "float32")
+    s = OperationSignature(
+        "pad",
+        (IndexDim("i", 8, "map"),),
+        (shifted,),
+        (plain,),
+        (tensor,),
+        (tensor,),
+        outside=("sum",),
+    )
+    assert split(s, {0: (4,)}).inputs == ({0: Blocks(0, 1, -1)},)
+    mine = derived(saturated([s], MeshShape(("x",), (4,))), 0)
+    whole = Layout(((),))
+    wanted = {(((),), (whole,)), (((0,),), (whole,)), (((0,),), (Layout(((0,),)),))}
+    assert {(x.cuts, x.needs) for x in mine} == wanted
 
 
 def reshape_signature() -> OperationSignature:

@@ -135,27 +135,6 @@ def test_overlaps_and_gaps_of_one_size_do_not_cancel() -> None:
     assert str(cover_fault([ZRange((), ())], whole)) == "zr[] is not inside zr[0:4]"
 
 
-def test_five_in_chunks_of_three() -> None:
-    chunks = ZRange.from_shape((5,)).split(0, 3)
-    assert [c.shape[0] for c in chunks] == [3, 2]  # once q + r = 3 chunks, the last of size -1
-
-
-def test_every_dim_of_a_range_must_start_before_it_ends() -> None:
-    with pytest.raises(ZSpaceError, match="dim 0"):
-        ZRange((3, 4), (0, 5))
-
-
-def test_a_range_image_takes_more_than_two_corners() -> None:
-    difference, box = Projection(((1, -1),), (0,), (1,)), ZRange.from_shape((3, 3))
-    assert difference.image(box) == ZRange((-2,), (3,))
-    corners = [difference.point(box.start), difference.point(box.inclusive_end)]
-    assert ZRange.bounding(corners) == ZRange((0,), (1,))
-
-
-def test_a_negative_stride_does_not_add_overlap() -> None:
-    assert Projection(((-1,),), (0,), (3,)).marginal_overlap(0) == (2,)
-
-
 def test_matrices_are_stored_outputs_by_inputs() -> None:
     p = Projection(((1, 2, 3), (4, 5, 6)), (0, 0), (1, 1))
     assert (p.tensor_rank, p.index_rank) == (2, 3)
@@ -165,36 +144,3 @@ def test_matrices_are_stored_outputs_by_inputs() -> None:
 def test_dtypes_are_not_two_only_and_have_their_own_sizes() -> None:
     sizes = {"bool": 1, "bfloat16": 2, "float8_e4m3fn": 1, "float64": 8, "complex64": 8}
     assert {d: TensorType((3,), d).nbytes for d in sizes} == {d: 3 * n for d, n in sizes.items()}
-
-
-# Decisions that the sources leave open
-
-
-def test_empty_ranges_have_a_place() -> None:
-    assert ZRange((0,), (4,)).contains(ZRange((4,), (4,)))
-    assert not ZRange((0,), (4,)).contains(ZRange((5,), (5,)))
-    assert Projection(((2,),), (1,), (3,)).image(ZRange((5,), (5,))) == ZRange((11,), (11,))
-
-
-def test_projections_have_no_bounds_of_their_own() -> None:
-    padded = Projection(((1, 0), (0, 1)), (-1, -1), (3, 3))
-    assert padded.point((0, 0)) == ZRange((-1, -1), (2, 2))
-
-
-def test_only_strides_are_the_same_at_every_step() -> None:
-    rows_by_columns = Projection.identity(2)
-    assert rows_by_columns.marginal_stride(0) == (1, 0)
-
-    def grown(rows: int, columns: int) -> int:
-        more, less = (rows_by_columns.footprint((n, columns)) for n in (rows + 1, rows))
-        return prod(more) - prod(less)
-
-    assert grown(1, 4) == grown(7, 4) == 4 and grown(1, 5) == 5
-
-
-def test_out_is_the_only_dim_of_a_linear_cut_along_it() -> None:
-    batch, inner, out = 100, 12, 32
-    weights = Projection(((0,), (1,)), (0, 0), (inner, 1))
-    result = Projection(((0,), (1,)), (0, 0), (batch, 1))
-    assert weights.image(ZRange((0,), (out,))) == ZRange.from_shape((inner, out))
-    assert result.point((5,)).shape == (batch, 1)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import Primitive
 
 from .streaming import new_primitive
 
@@ -19,6 +18,3 @@ def ring_shift(x: jax.Array, *, shifts: Sequence[int]) -> jax.Array:
 
 
 ring_shift_p = new_primitive("ring_shift", ring_shift)
-
-#: Kernel -> its primitive.
-PRIMITIVES: Mapping[str, Primitive] = {ring_shift_p.name: ring_shift_p}

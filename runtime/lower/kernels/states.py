@@ -6,16 +6,15 @@ all blocks in their order, and combines them with its own result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tapestry_egg.monoids import monoid
-from tapestry_egg.monoids.fold import combine, fold, unwrap, wrap, zero
+from tapestry_egg.monoids import Monoid, monoid
+from tapestry_egg.monoids.fold import State, combine, fold, unwrap, wrap, zero
 from tapestry_egg.plans.collectives import apply, block_number
 from tapestry_egg.plans.exchanges import states_combined
 from tapestry_egg.plans.plan import Change
 
-from .reductions import reduce_scatter
 from .spellings import few_largest
 
 if TYPE_CHECKING:
@@ -83,11 +82,24 @@ def _first_place(call: Call) -> list[jax.Array]:
     k = next(e.scattered for e in states_combined(call.signature, call.block.cuts, mesh))
     if k is not None:
         ordered = [mesh.names[a] for a in axes if mesh.sizes[a] > 1]
-        state = reduce_scatter(rule, state, ordered, k, x.dtype.name)
-        (part,) = unwrap(rule, state, xp=jnp).values()
+        (part,) = unwrap(rule, _scattered(rule, state, ordered, k), xp=jnp).values()
         return [_gathered(call, d, part, k)]
     blocks = {name: _gathered(call, d, jnp.expand_dims(s, axis), axis) for name, s in state.items()}
     return list(unwrap(rule, fold(rule, blocks, axis, xp=jnp), xp=jnp).values())
+
+
+def _scattered(rule: Monoid, state: State, axes: Sequence[str], k: int) -> State:
+    """The states of the devices along some axes combined in their order, of which each device gets
+    a block along dim k."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    names, blocks = tuple(axes), {}
+    parts = lax.axis_size(names)
+    for name, x in state.items():
+        cut = x.reshape(*x.shape[:k], parts, x.shape[k] // parts, *x.shape[k + 1 :])
+        blocks[name] = lax.all_to_all(cut, names, split_axis=k, concat_axis=k, tiled=True)
+    return fold(rule, blocks, k, xp=jnp)
 
 
 def _first_few(call: Call) -> list[jax.Array]:

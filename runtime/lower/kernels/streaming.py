@@ -12,7 +12,7 @@ does not need O(n²) memory" (2021). Attention without a mask is cuDNN's on GPUs
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -331,8 +331,3 @@ logsumexp_p = new_primitive("logsumexp", logsumexp)
 dot_logsumexp_p = new_primitive("dot_logsumexp", dot_logsumexp)
 exp_dot_p = new_primitive("exp_dot", exp_dot)
 attention_p = new_primitive("attention", attention, partial(attention, cudnn=True))
-
-#: Kernel -> its primitive.
-PRIMITIVES: Mapping[str, Primitive] = {
-    p.name: p for p in (softmax_p, logsumexp_p, dot_logsumexp_p, exp_dot_p, attention_p)
-}

@@ -109,12 +109,6 @@ def rows(file: TableFile, leading: Sequence[str]) -> Iterator[Row]:
         raise TargetError("has no rows", where=file.name)
 
 
-def sources(file: TableFile) -> tuple[str, ...]:
-    """What the head of a table says of itself."""
-    lines = file.text.splitlines()
-    return tuple(x.lstrip("# ").rstrip() for x in lines if x.startswith("#"))
-
-
 def packaged_table(name: str) -> TableFile | None:
     """A table that comes with the package; None where there is none of that name."""
     folder = resources.files("tapestry_egg.machine.tables")
