@@ -38,6 +38,7 @@ from tapestry_egg.rewrite.terms.requests import Applied
 
 
 Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 # Of these numbers no measurement is kept. Operations that they keep out of all stretches are in the
 # folded program themselves.
@@ -98,6 +99,12 @@ def stretches(net: Net) -> tuple[Stretch, ...]:
         found.append(min(good, key=lambda s: _torn(net, s)))
         taken[found[-1].images[found[-1].owned]] = True
     return tuple(found)
+
+
+def grown(net: Net, operations: Ints, taken: Flags) -> Stretch:
+    """The stretch around operations of one kind, with a copy for each of them or for most; without
+    operations that are `taken`."""
+    return _Growth(net, operations, taken).stretch()
 
 
 def _pivots(colours: Ints, taken: NDArray[np.bool_], given_up: set[int]) -> list[int]:

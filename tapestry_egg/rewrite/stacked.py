@@ -5,11 +5,10 @@ the roots of Shampoo) makes the same small products of each. Devices that share 
 parts of it in every product of the chain. Of a stack of all weights each device has some whole ones
 instead, and sends nothing but these, before the chain and after it.
 
-Copies are first those of `folded_program.py`: stretches of operations that are alike in many
-places. Of a stretch those positions can be stacked of which no copy is made of another one's. Taken
-are the chains of products among them, and what stands around them, as long as that makes the arrays
-fewer or smaller that enter the stack and leave it. Then all that the program has of such a chain is
-a copy, wherever it stands.
+Copies grow around products that are alike and of which none is made of another
+(`folded_program.py`). Taken are the chains of products among what they have in common, and what
+stands around them, as long as that makes the arrays fewer or smaller that enter the stack and leave
+it. Then all that the program has of such a chain is a copy, wherever it stands.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.one_device import least_seconds
 
-from .folded_program import LEAST_COPIES, Net, Stretch, stretches
+from .folded_program import LEAST_COPIES, Flags, Ints, Net, Stretch, grown
 from .written import Written
 
 #: The name of this change in the rules and steps of plans.
@@ -72,17 +71,17 @@ def _chains(graph: BlockGraph) -> list[_Chain]:
     if sum(products) < 2:
         return []
     program = _Program(graph, products)
-    if not program.may_have_chains():
-        return []
     found: list[_Chain] = []
-    taken = set[int]()
-    for stretch in stretches(program.net):
-        for copies in _Positions(program, stretch).chains():
+    taken = np.zeros(program.net.count, dtype=np.bool_)
+    for members in program.repeated():
+        if taken[members].any():
+            continue
+        for copies in _Positions(program, grown(program.net, members, taken)).chains():
             for model in copies:
-                every = program.copies(model, taken) if taken.isdisjoint(model) else []
+                every = [] if taken[model].any() else program.copies(model, taken)
                 if len(every) >= LEAST_COPIES:
                     found.append(_Chain(graph, every))
-                    taken |= found[-1].every
+                    taken[[*found[-1].every]] = True
     return sorted(found, key=lambda c: -len(c.every))
 
 
@@ -123,41 +122,51 @@ class _Program:
                 if (maker := self.makers.get(v)) is not None:
                     bits |= self.before[maker]
             self.before.append(bits)
+        self._of_kind: dict[int, int] = defaultdict(int)
+        for k, kind in enumerate(self.net.kind.tolist()):
+            self._of_kind[kind] |= 1 << k
 
-    def may_have_chains(self) -> bool:
-        """Whether an operation that makes several products, or one that is made of another, has
-        as many operations of its kind apart from it as there are copies at least."""
-        kinds: dict[int, list[int]] = {}
+    def repeated(self) -> list[Ints]:
+        """Operations that make products, alike and apart from each other, at least as many as there
+        are copies: those that make several products, or one that is made of another of these."""
+        kinds: dict[tuple[int, int], list[int]] = {}
         for k, count in enumerate(self.products):
             if count:
-                kinds.setdefault(int(self.net.kind[k]), []).append(k)
-        many = [
-            k
-            for own in kinds.values()
-            for k in own
-            if sum(self.are_apart(k, n) for n in own) >= LEAST_COPIES - 1
+                kinds.setdefault((int(self.net.kind[k]), self.step(k)), []).append(k)
+        groups = []
+        for own in kinds.values():
+            some: list[int] = []
+            for k in own:
+                if all(self.are_apart(k, n) for n in some):
+                    some.append(k)
+            if len(some) >= LEAST_COPIES:
+                groups.append(some)
+        every = sum(1 << k for own in groups for k in own)
+        return [
+            np.array(own, dtype=np.int64)
+            for own in groups
+            if self.products[own[0]] > 1 or self.before[own[0]] & every != 1 << own[0]
         ]
-        every = sum(1 << k for k in many)
-        return any(self.products[k] > 1 or self.before[k] & every != 1 << k for k in many)
+
+    def step(self, k: int) -> int:
+        """The how manieth of its kind an operation is, of those that it is made of."""
+        return (self.before[k] & self._of_kind[int(self.net.kind[k])]).bit_count()
 
     def are_apart(self, a: int, b: int) -> bool:
         """Whether none of two operations is the other one, or made of it."""
         return not (self.before[a] >> b & 1 or self.before[b] >> a & 1)
 
-    def copies(self, model: Sequence[int], taken: Collection[int]) -> list[list[int]]:
+    def copies(self, model: Sequence[int], taken: Flags) -> list[list[int]]:
         """All that the program has of the chain `model`, none of it among operations that are
         `taken`, nor made of another: [copies][operations]."""
         last = [k for k in model if not self._is_read(k, model)]
         found = [list(model)]
-        used = {*taken, *model}
         if len(last) > 1:
             return found
-        kind = np.flatnonzero(self.net.kind == self.net.kind[last[0]]).tolist()
-        of_kind = sum(1 << k for k in kind)
+        used, step = {*np.flatnonzero(taken).tolist(), *model}, self.step(last[0])
         # The n-th step of an iteration is a copy of other n-th ones.
-        step = (self.before[last[0]] & of_kind).bit_count()
-        for k in kind:
-            if k in used or (self.before[k] & of_kind).bit_count() != step:
+        for k in np.flatnonzero(self.net.kind == self.net.kind[last[0]]).tolist():
+            if k in used or self.step(k) != step:
                 continue
             own = self._alike(model, last[0], k)
             if own is None or not used.isdisjoint(own):
