@@ -166,6 +166,17 @@ def test_the_starting_value_of_a_reduction_counts_once(kind: str) -> None:
     same(execute(graph, inputs, {(0,): cover}), scatter(x, *inputs[1:], numbers))
 
 
+@pytest.mark.parametrize(("shape", "dims"), [((3,), ()), ((1, 3), (0,)), ((3, 2, 1), (1, 2))])
+def test_what_a_reduction_starts_from_is_an_identity_to_xla(shape: Any, dims: Any) -> None:
+    def program(x: Any) -> Any:
+        starts = np.float32(1), np.float32(3)
+        return lax.reduce((x, x), starts, lambda a, b: (a[0] + b[0], a[1] * b[1]), dims)
+
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    graph, inputs = traced(program, x)
+    same(execute(graph, inputs), jax.jit(program)(x))
+
+
 def test_windows_overlap_between_shards() -> None:
     """Example X13: two halves of a convolution's rows read rows 0:6 and 4:10."""
     x, f = np.ones((1, 1, 10, 10), np.float32), np.ones((2, 1, 3, 3), np.float32)
