@@ -2,18 +2,25 @@
 
 What rounding explains: the program is run again with every number of its inputs moved by at most
 one unit in the last place, of the narrowest numbers that the program has. A result may differ by as
-much as these do, with a margin, and by some roundings of its greatest magnitude.
+much as these do, with a margin, and by some roundings of its greatest magnitude. Below the normal
+numbers of a dtype these are as large as for its least normal number.
+
+It is run with its arguments on several devices, too, where XLA adds in another order. Adam's first
+step divides a gradient by its own size: that of one that is nothing but rounding has its sign,
+which stays the same as long as sums are made in the same order.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 # How much farther than a run on moved inputs a result may be, and how many roundings besides.
 _MARGIN, _ROUNDINGS = 16.0, 64.0
+# Devices that arguments are on, for two runs on moved inputs each.
+_SPREAD = (1, 1, 2, 2, 8, 8)
 
 
 def distance(a: Any, b: Any) -> float:
@@ -54,6 +61,54 @@ def _wide(a: Any) -> Any:
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
+def allowances(
+    function: Callable[..., Any],
+    args: Any,
+    host: Any,
+    expected: Mapping[str, Any],
+    least: float = 0,
+) -> dict[str, Any]:
+    """How far each result may be from what a function gives for arguments, `expected`. `host` are
+    the arguments' numbers, `least` as for `nudged`."""
+    import jax
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    moved = [
+        leaves_of(function(*_spread(nudged(args, host, rng, least), count)))
+        for count in _SPREAD
+        if count <= jax.device_count() and (count == 1 or _draws_anywhere(args))
+    ]
+    return {k: allowance(a, [m[k] for m in moved]) for k, a in expected.items()}
+
+
+def _spread(args: Any, count: int) -> Any:
+    """Arguments on so many devices, each array along its first dim that these divide."""
+    import jax
+    import numpy as np
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    mesh = Mesh(np.array(jax.devices()[:count]), ("all",))
+
+    def put(x: Any) -> Any:
+        if not isinstance(x, jax.Array):
+            return x
+        dims = [d for d, n in enumerate(x.shape) if n and n % count == 0][:1]
+        spec = PartitionSpec(*("all" if d in dims else None for d in range(x.ndim)))
+        return jax.device_put(x, NamedSharding(mesh, spec))
+
+    return args if count == 1 else jax.tree.map(put, args)
+
+
+def _draws_anywhere(args: Any) -> bool:
+    """Whether random numbers are the same on all devices, as those of XLA's generator are not."""
+    import jax
+
+    keys = (x.dtype for x in jax.tree.leaves(args) if hasattr(x, "dtype"))
+    drawn = [str(t) for t in keys if jax.dtypes.issubdtype(t, jax.dtypes.prng_key)]
+    return not any("rbg" in t for t in (*drawn, jax.config.jax_default_prng_impl))
+
+
 def allowance(a: Any, moved: Sequence[Any]) -> Any:
     """How far from an array a result may be: as far as inputs that are moved by a rounding take it,
     with some margin, and some roundings of its greatest magnitude."""
@@ -64,8 +119,9 @@ def allowance(a: Any, moved: Sequence[Any]) -> Any:
     if a.dtype.kind not in "fcV" or a.size == 0:
         return np.float64(apart)
     finite = np.abs(_wide(a)[np.isfinite(_wide(a))])
-    eps = float(jax.numpy.finfo(a.dtype).eps)
-    return np.float64(apart + _ROUNDINGS * eps * float(finite.max(initial=0.0)))
+    known = jax.numpy.finfo(a.dtype)
+    greatest = float(finite.max(initial=float(known.smallest_normal)))
+    return np.float64(apart + _ROUNDINGS * float(known.eps) * greatest)
 
 
 def plain(x: Any) -> Any:

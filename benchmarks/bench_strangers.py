@@ -34,12 +34,11 @@ from typing import Any
 
 from benchmarks import strangers
 from benchmarks.agreement import (
-    allowance,
+    allowances,
     coarsest,
     cpu_seconds,
     difference,
     leaves_of,
-    nudged,
     plain,
 )
 
@@ -244,7 +243,6 @@ def _planned(given: argparse.Namespace, name: str, row: _Row) -> None:
 def _compared(step: strangers.Step, front: Any) -> str:
     """Whether the fastest plan gives what `jax.jit` gives on the same arguments, up to rounding."""
     import jax
-    import numpy as np
 
     import tapestry_egg as te
 
@@ -252,10 +250,7 @@ def _compared(step: strangers.Step, front: Any) -> str:
     host = jax.device_get(jax.tree.map(plain, made))
     jitted = jax.jit(step.function)
     expected = leaves_of(jitted(*made))
-    random = np.random.default_rng(0)
-    least = coarsest(step.function, made)
-    moved = [leaves_of(jitted(*nudged(made, host, random, least))) for _ in range(2)]
-    allowed = {k: allowance(a, [m[k] for m in moved]) for k, a in expected.items()}
+    allowed = allowances(jitted, made, host, expected, coarsest(step.function, made))
     run = te.compile(front.best("seconds"))
     off = difference(expected, leaves_of(run(*made)), allowed)
     return f"differs: {off}" if off else "equal"

@@ -68,13 +68,14 @@ def merge_collectives(
         return front, ()
     most = min(_SEEN * work, _MOST_SEEN)
     merging = _Merging(front, results, objectives, machine, feedback, most)
-    made, left = merging.made(limits)
+    made, left, unlikely = merging.made(limits)
     fitting = [p for p in (*front.plans, *made) if within(p, limits)]
     costs = np.array([[value(p, k) for k in objectives] for p in fitting], dtype=float)
     plans = in_order(fitting[i] for i in shown(costs))
     points = [(p.costs.seconds, p.costs.peak_bytes) for p in plans]
     proven = min(front.epsilon, epsilon(bounding(results), points))
-    notes = (note("unmerged", left),) if left else ()
+    counts = {"unmerged": left, "unmerged-unlikely": unlikely}
+    notes = tuple(note(kind, n) for kind, n in counts.items() if n)
     return replace(front, plans=plans, epsilon=proven), notes
 
 
@@ -121,12 +122,12 @@ class _Merging:
     feedback: Mapping[int, int]
     most_seen: float  # operations of labellings
 
-    def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int]:
-        """Merged plans that a front shows, and how many labellings were not looked at that may gain
-        by merging."""
+    def made(self, limits: Mapping[str, float]) -> tuple[list[Plan], int, int]:
+        """Merged plans that a front shows, and how many labellings were not looked at: those that
+        are expected to gain by merging, and those that may gain but are not expected to."""
         most = limits.get(PEAK_BYTES.name, np.inf)
         known = [_costs(p) for p in self.front.plans]
-        ways, left = self._ways(known, most)
+        ways, left, unlikely = self._ways(known, most)
         every = np.array([*known, *(_told(x.plan, x.cut, self.machine) for x in ways)])
         found: list[Plan] = []
         tried: set[int] = set()
@@ -137,18 +138,19 @@ class _Merging:
                 one = _made(way.plan, way.cut.groups, way.ground, self.feedback)
                 every[k] = np.inf if one is None else _costs(one)
                 found += [] if one is None else [one]
-        return found, left
+        return found, left, unlikely
 
     def _ways(
         self, known: Sequence[tuple[float, float, float]], most: float
-    ) -> tuple[list[_Way], int]:
-        """Labellings with ways to merge their copies, as plans; and how many were not looked at."""
+    ) -> tuple[list[_Way], int, int]:
+        """Labellings with ways to merge their copies, as plans; how many were not looked at, as
+        `made` counts them."""
         found: list[_Way] = []
         told = [*known]
         grounds: dict[int, Ground] = {}
         # Seconds that merged plans of a mesh take more than their labellings say, at least.
         more: dict[MeshShape, float] = {}
-        seen = left = 0
+        seen = left = unlikely = 0
         for labellings in self._likely(most):
             tried = np.zeros(len(labellings), dtype=np.bool_)
             costs = np.array([c.costs for _, c in labellings])
@@ -183,7 +185,9 @@ class _Merging:
                     told += [_told(plan, x.cut, self.machine) for x in own]
                     took = plan.costs.seconds - candidates.most_saved() - candidate.seconds
                     more[meshes[k]] = min(took, more.get(meshes[k], np.inf))
-        return found, left
+            may = np.where(tried, 0.0, _gains(np.array(told), costs)) > LEAST
+            unlikely += int((may & (gains <= LEAST)).sum())
+        return found, left, unlikely
 
     def _worth_cutting(
         self, known: Sequence[tuple[float, float, float]], plan: Plan, cut: Cut

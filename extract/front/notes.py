@@ -265,6 +265,12 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
     ),
     "overlap": ("space", "collectives that start at other places than one each", ""),
     "unmerged": ("space", "merged collectives of {count:more plan}", ""),
+    "unmerged-unlikely": (
+        "space",
+        "merged collectives of {count:more plan}, because merging saved too little in others on "
+        "the same mesh",
+        "",
+    ),
 }
 
 

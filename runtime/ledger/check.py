@@ -87,8 +87,10 @@ def check_boundary(plan: Plan, jaxpr: Any, donated: Sequence[bool] | None = None
     mapped = _shard_map(plan, jaxpr)
     graph, inner = plan.graph, mapped.params["jaxpr"]
     sizes = dict(zip(plan.mesh.names, plan.mesh.sizes, strict=True))
-    if dict(mapped.params["mesh"].shape) != sizes:
-        raise _refusal(plan, f"a mesh of {dict(mapped.params['mesh'].shape)}", f"{sizes}")
+    devices = dict(mapped.params["mesh"].shape)
+    # A user's mesh keeps its axes of one device, which divide nothing.
+    if any(devices.get(a, 1) != sizes.get(a, 1) for a in {*devices, *sizes}):
+        raise _refusal(plan, f"a mesh of {devices}", f"{sizes}")
     types = [graph.values[v] for v in graph.inputs]
     given = graph.donated or (False,) * len(types)
     if donated is not None and tuple(donated) != tuple(given):

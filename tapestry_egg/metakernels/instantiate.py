@@ -99,6 +99,7 @@ def instantiate(
         repeats=_places(template, template.repeats, inputs),
         stored=_places(template, template.stored, inputs),
         writes=_places(template, tuple(template.writes.values()), inputs),
+        read_at=_places(template, template.read_at, inputs),
         parts=_flag(template.parts, names),
         dilates=_flag(template.dilates, names),
         adds=_flag(template.adds, names),

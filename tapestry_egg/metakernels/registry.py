@@ -68,6 +68,7 @@ def add_templates(path: str | Path, only: str = "") -> tuple[Template, ...]:
         _SIGNATURES.clear()
         _TYPES.clear()
         _BOUND.clear()
+        spelled.cache_clear()
     return added
 
 
@@ -294,6 +295,13 @@ def meaning(kernel: str) -> Meaning:
     """What a kernel is to those that read programs, as the first of its entries says."""
     found = templates().get(kernel)
     return found[0].means if found else ""
+
+
+@cache
+def spelled() -> Mapping[str, tuple[str, ...]]:
+    """Kernels that are a primitive of JAX by another name, which that is where it has a parameter:
+    the primitive and the parameter of each."""
+    return {k: said for own in templates().values() for t in own for k, said in t.spelled.items()}
 
 
 def in_blocks(kernel: str) -> bool:

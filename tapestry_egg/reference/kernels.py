@@ -31,13 +31,18 @@ from .streaming import STREAMING
 
 def _reduce(call: Call) -> tuple[Array, ...]:
     """Several arrays reduced by the computation on scalars that the operation carries: element by
-    element along the reduced dims, for all kept places at once."""
+    element along the reduced dims, for all kept places at once.
+
+    XLA takes what they start from for identities, and a single element for its own sum."""
     many = len(call.operands) // 2
     xs, starts = call.operands[:many], call.operands[many:]
     state = [np.full(call.shape(q), x) for q, x in enumerate(starts)]
     axes = call.params["dimensions"]
     rows = [np.moveaxis(x, axes, range(len(axes))) for x in xs]
-    for at in np.ndindex(*rows[0].shape[: len(axes)]):
+    places = [*np.ndindex(*rows[0].shape[: len(axes)])]
+    if len(places) == 1:
+        return tuple(x[places[0]] for x in rows)
+    for at in places:
         state = _computed(call.params["jaxpr"]["$jaxpr"], [*state, *[x[at] for x in rows]])
     return tuple(state)
 

@@ -47,6 +47,7 @@ from tapestry_egg.graph.arrays import (
     key_impl,
     register_key_impl,
 )
+from tapestry_egg.metakernels import registry
 
 from .plain import ENUMS, RECORDS, as_this_jax_asks, without_defaults
 
@@ -58,8 +59,6 @@ SCALAR_COMPUTATIONS = {
     *("reduce", "reduce_window", "select_and_scatter", "scatter", "scatter_apply"),
     *_SCATTERS,
 }
-#: Kernels that JAX spells as another one, with parameters that change what it computes.
-SPELLED_AS = {"scatter_apply": "scatter"}
 
 
 class Handles:
@@ -456,7 +455,7 @@ def primitive(name: object) -> Any:
     """
     if name == "sharding_constraint":
         return _PLACED
-    name = SPELLED_AS.get(name, name) if isinstance(name, str) else name
+    name = registry.spelled().get(name, (name,))[0] if isinstance(name, str) else name
     found = _PRIMITIVES.get(name) if isinstance(name, str) else None
     if found is None and isinstance(name, str):
         found = _jax_primitives().get(name)

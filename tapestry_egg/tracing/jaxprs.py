@@ -605,10 +605,12 @@ _LOG = logging.getLogger(__name__)
 
 
 def kernel_of(eqn: Any) -> str:
-    """The name of the operation that an equation is: a scatter overwrites, unless it applies a
-    computation to what it finds."""
-    name = eqn.primitive.name
-    return "scatter_apply" if name == "scatter" and eqn.params.get("update_jaxpr") else str(name)
+    """The name of the operation that an equation is."""
+    name = str(eqn.primitive.name)
+    for kernel, (spelled, parameter) in registry.spelled().items():
+        if spelled == name and eqn.params.get(parameter):
+            return kernel
+    return name
 
 
 def expansion(eqn: Any, known: Mapping[int, Any]) -> Any | None:

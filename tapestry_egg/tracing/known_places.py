@@ -20,7 +20,7 @@ import numpy as np
 from tapestry_egg.graph.arrays import decode_dtype, kind
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import Meaning
+from tapestry_egg.metakernels.signatures.signature import Meaning, OperationSignature
 from tapestry_egg.reference.computed import Computed
 
 from .needless import Known
@@ -127,14 +127,9 @@ class KnownPlaces:
     def _instead(self) -> int | None:
         """The value that the operation makes; None where it stays."""
         op = self.op
-        if op.kernel == "dynamic_slice":
-            start = self._starts(op.inputs[1:], op.params["slice_sizes"])
-            return None if start is None else self._box(op.inputs[0], start, self._shape())
-        if op.kernel == "dynamic_update_slice":
-            into, part, *at = op.inputs
-            start = self._starts(at, self.types[part].shape)
-            return None if start is None else self._joined(into, part, start)
         means = self._meaning()
+        if not means:
+            return self._one_window()
         if means not in NAMES:
             return None
         numbered, batch, _, single, window = NAMES[means]
@@ -158,13 +153,30 @@ class KnownPlaces:
             return self._taken(d, found)
         return self._added_rows(d, found) if means == "adding" else None
 
+    def _one_window(self) -> int | None:
+        """What is read or written at scalars, one per dim."""
+        if not any(t.writes or t.read_at for t in registry.templates().get(self.op.kernel, ())):
+            return None
+        own, inputs = self._signature(), self.op.inputs
+        if own.writes:
+            into, part, *at = [inputs[p] for p in own.writes]
+            start = self._starts(into, at, self.types[part].shape)
+            return None if start is None else self._joined(into, part, start)
+        if not own.read_at:
+            return None
+        (source,), at = ([inputs[p] for p in ps] for ps in (own.moved, own.read_at))
+        start = self._starts(source, at, self._shape())
+        return None if start is None else self._box(source, start, self._shape())
+
+    def _signature(self) -> OperationSignature:
+        op = self.op
+        read, made = (tuple([self.types[v] for v in vs]) for vs in (op.inputs, op.outputs))
+        return registry.signature_of(op, read, made)
+
     def _meaning(self) -> Meaning:
         """What the operation does at places; nothing where it takes away what is written."""
-        op, means = self.op, registry.meaning(self.op.kernel)
-        if means != "adding":
-            return means
-        read, made = (tuple([self.types[v] for v in vs]) for vs in (op.inputs, op.outputs))
-        return means if registry.signature_of(op, read, made).adds else ""
+        means = registry.meaning(self.op.kernel)
+        return means if means != "adding" or self._signature().adds else ""
 
     def _parts(self) -> list[int] | None:
         """The parts that a value is taken apart into, as slices of it: what JAX lowers them to, and
@@ -173,7 +185,7 @@ class KnownPlaces:
         read, made = ([self.types[v] for v in vs] for vs in (op.inputs, op.outputs))
         if len(made) < 2 or op.regions or op.effectful or kind(made[0].dtype) == "key":
             return None
-        own = registry.signature_of(op, tuple(read), tuple(made))
+        own = self._signature()
         if not own.parts:
             return None
         # All of a dim is read at once: each part keeps its own extent of it, or has one row.
@@ -202,10 +214,10 @@ class KnownPlaces:
             source = self._spread(source, self._shape(), kept)
         return [source] * len(op.outputs)
 
-    def _starts(self, at: Sequence[int], sizes: Sequence[int]) -> Ints | None:
+    def _starts(self, source: int, at: Sequence[int], sizes: Sequence[int]) -> Ints | None:
         """Where a window begins, moved inside as dynamic slices are."""
         numbers = [int(x) for v in at if (x := self.computed(v)) is not None]
-        whole = self.types[self.op.inputs[0]].shape
+        whole = self.types[source].shape
         if len(numbers) != len(whole):
             return None
         each = zip(numbers, sizes, whole, strict=True)

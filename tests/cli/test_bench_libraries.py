@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -31,6 +33,32 @@ def test_distances_see_types_of_difference() -> None:
     assert agreement.distance(a, np.array([1.0, np.nan, 3.0])) == np.inf
     assert agreement.distance(a, np.array([1.5, np.nan, np.inf])) == 0.5
     assert agreement.distance(np.array([1, 2]), np.array([1, 3])) == 0.5
+
+
+def test_signs_of_gradients_that_are_rounding_and_subnormals_are_allowed() -> None:
+    x = jax.random.normal(jax.random.key(0), (64,))
+
+    @jax.jit
+    def first_step(x: jax.Array) -> dict[str, jax.Array]:
+        g = jnp.sum(x - jnp.mean(x))  # nothing but rounding
+        return {"b": 1.0 - 1e-3 * g / (jnp.abs(g) + 1e-30), "x": x}
+
+    def allows(expected: jax.Array, found: jax.Array) -> bool:
+        allowed = agreement.allowance(np.asarray(expected), [np.asarray(expected)])
+        return agreement.distance(np.asarray(expected), np.asarray(found)) <= allowed
+
+    expected = agreement.leaves_of(first_step(x))
+    allowed = agreement.allowances(first_step, (x,), (x,), expected)
+    flipped = agreement.leaves_of({"b": 2.0 - first_step(x)["b"], "x": x})
+    assert not agreement.difference(expected, flipped, allowed)
+    wrong = agreement.leaves_of({"b": first_step(x)["b"] + 0.1, "x": x * 1.001})
+    assert "['b']" in agreement.difference(expected, wrong, allowed)
+    wrong |= {k: v for k, v in expected.items() if "['b']" in k}
+    assert "['x']" in agreement.difference(expected, wrong, allowed)
+
+    small = jnp.full(8, 3e-7, jnp.float16)  # six of the least numbers
+    assert allows(small, small + jnp.float16(2e-7))
+    assert not allows(small, small + jnp.float16(1e-4))
 
 
 def test_every_expression_of_the_shipped_books_parses() -> None:

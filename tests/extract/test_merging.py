@@ -226,7 +226,7 @@ def test_labellings_that_are_not_faster_once_they_are_merged_are_not_looked_at(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """What latencies merging leaves in a labelling it leaves in others of the mesh: those that are
-    faster by less need not be looked at, and the fastest plan is the same."""
+    faster by less need not be looked at, which is told, and the fastest plan is the same."""
     looked: list[Plan] = []
     candidates = merging._candidates
 
@@ -242,6 +242,8 @@ def test_labellings_that_are_not_faster_once_they_are_merged_are_not_looked_at(
     every, _ = searched(512, 4096, monkeypatch)
     assert some < len(looked)
     assert front.best("seconds").costs == every.best("seconds").costs
+    told = [any(n.kind == "unmerged-unlikely" for n in x.notes) for x in (front, every)]
+    assert told == [True, False]
 
 
 def test_a_merged_plan_saves_the_latencies_of_all_but_one(plan: Plan) -> None:

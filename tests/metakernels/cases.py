@@ -318,7 +318,8 @@ def places(
 
 def close(got: Array, want: Array, what: str, tolerance: float, narrow: float = 2e-2) -> None:
     """Equal shapes and dtypes; integers and flags exactly, floats up to a tolerance, relative and
-    absolute (`narrow` for those of less than 32 bits)."""
+    absolute (`narrow` for those of less than 32 bits, whose terms may be as large as the greatest
+    result and cancel)."""
     got, want = np.asarray(got), np.asarray(want)
     assert got.shape == want.shape, f"{what}: shape {got.shape}, not {want.shape}"
     assert got.dtype == want.dtype, f"{what}: dtype {got.dtype}, not {want.dtype}"
@@ -326,9 +327,13 @@ def close(got: Array, want: Array, what: str, tolerance: float, narrow: float = 
         assert np.array_equal(got, want), f"{what}: {got} is not {want}"
         return
     wide = np.complex128 if got.dtype.kind == "c" else np.float64
-    limit = narrow if got.dtype.itemsize < 4 else tolerance
     a, b = got.astype(wide), want.astype(wide)
-    assert np.allclose(a, b, limit, limit, equal_nan=True), f"{what}: {a} is not {b}"
+    if got.dtype.itemsize < 4:
+        greatest = np.abs(b[np.isfinite(b)]).max(initial=1.0)
+        near = np.allclose(a, b, narrow, narrow * greatest, equal_nan=True)
+    else:
+        near = np.allclose(a, b, tolerance, tolerance, equal_nan=True)
+    assert near, f"{what}: {a} is not {b}"
 
 
 #: Floats in shards against whole: partial results are rounded to the output's dtype.

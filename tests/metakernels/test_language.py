@@ -278,6 +278,10 @@ def _file(tmp_path: Path, text: str) -> Path:
          "own.yaml:4:13", "only a kernel of two operands commutes"),
         ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
          '  project: {y: "[]"}', "own.yaml:4:12", "'y' in `project` is not declared"),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
+         "  spelled: {g: [h, p]}", "own.yaml:4:12", "'g' in `spelled` is not declared"),
+        ("- kernels: [f]\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: a}\n"
+         "  spelled: {f: [h]}", "own.yaml:4:12", "a primitive and a parameter"),
         ("- kernels: [f]\n  inputs: {x: , x: }\n  out: {shape: $x.shape, dtype: a}",
          "own.yaml:2:17", "'x' is given twice"),
         ('- kernels: [f]\n  inputs: {x: "[$n"}\n  out: {shape: $x.shape, dtype: a}',

@@ -424,10 +424,10 @@ def test_limit_below_replication_divides_the_work(name: str, share: float) -> No
 
 @pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
 @pytest.mark.parametrize(
-    "sizes", [(1,), *(pytest.param(n, marks=pytest.mark.slow) for n in ((8,), (2, 4)))]
+    "sizes", [(1,), (2, 1), *(pytest.param(n, marks=pytest.mark.slow) for n in ((8,), (1, 4, 2)))]
 )
 def test_meshes_of_both_kinds(sizes: tuple[int, ...], kind: AxisType) -> None:
-    names = ("x", "y")[: len(sizes)]
+    names = ("x", "y", "z")[: len(sizes)]
     devices = jax.devices()[: int(np.prod(sizes))]
     mesh = jax.make_mesh(sizes, names, (kind,) * len(sizes), devices=devices)
     step, (params, x) = (

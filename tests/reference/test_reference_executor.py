@@ -131,6 +131,17 @@ def test_contractions_and_updates_of_nothing() -> None:
     same(execute(graph, inputs), (np.zeros((2, 3), np.float32), start))
 
 
+@pytest.mark.parametrize(("shape", "dims"), [((3,), ()), ((1, 3), (0,)), ((3, 2, 1), (1, 2))])
+def test_what_a_reduction_starts_from_is_an_identity_to_xla(shape: Any, dims: Any) -> None:
+    def program(x: Any) -> Any:
+        starts = np.float32(1), np.float32(3)
+        return lax.reduce((x, x), starts, lambda a, b: (a[0] + b[0], a[1] * b[1]), dims)
+
+    x = np.arange(np.prod(shape), dtype=np.float32).reshape(shape)
+    graph, inputs = traced(program, x)
+    same(execute(graph, inputs), jax.jit(program)(x))
+
+
 def test_an_index_space_without_points() -> None:
     graph, inputs = traced(lambda x: lax.reduce_max(x, (1,)), np.ones((3, 0), F32))
     least = np.full(3, -np.inf, F32)

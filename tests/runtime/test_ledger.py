@@ -391,6 +391,16 @@ def test_the_program_of_one_plan_is_not_what_another_promised(name: str) -> None
                     check(plan, program)
 
 
+@pytest.mark.slow
+def test_axes_of_one_device_are_no_difference_and_others_are() -> None:
+    plan = some_of("step")[0]
+    program, (names, sizes) = emitted(plan), (plan.mesh.names, plan.mesh.sizes)
+    check(replace(plan, mesh=MeshShape((*names, "w"), (*sizes, 1))), program)
+    for mesh in (((*names, "w"), (*sizes, 2)), (names, (2 * sizes[0], *sizes[1:]))):
+        with pytest.raises(PlanError, match="the program has a mesh"):
+            check(replace(plan, mesh=MeshShape(*mesh)), program)
+
+
 # ---- errors in a plan's record -----------------------------------------------------------------
 
 

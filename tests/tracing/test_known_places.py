@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -12,12 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from jax import lax
+from jax.extend.core import Primitive
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.metakernels import registry
 from tapestry_egg.tracing.emit import emit
+from tapestry_egg.tracing.jaxprs import block_graph
 from tapestry_egg.tracing.known_places import runs
 from tapestry_egg.tracing.trace import trace
+from tests.schedule.other_names import add_under_other_names
 
 Array = Any
 N, M = 16, 6
@@ -118,6 +123,35 @@ STAY: dict[str, Callable[[Array], Array]] = {
 @pytest.mark.parametrize("name", STAY)
 def test_other_places_stay(name: str) -> None:
     assert places(trace(STAY[name], jax.ShapeDtypeStruct((N, M), jnp.float32)).graph)
+
+
+def shaped(x: Any, *at: Any, slice_sizes: Any = (), how: Any = None) -> Any:
+    return x.update(shape=slice_sizes or x.shape)
+
+
+WINDOW, PUT = Primitive("my_dynamic_slice"), Primitive("my_put")
+WINDOW.def_abstract_eval(shaped)
+PUT.def_abstract_eval(shaped)
+
+
+def test_templates_say_what_reads_a_window_and_how_kernels_are_spelled(tmp_path: Path) -> None:
+    add_under_other_names(["dynamic_slice"], tmp_path)
+    path = tmp_path / "applied.yaml"
+    path.write_text(
+        "- kernels: [my_applied]\n  inputs: {x: }\n  spelled: {my_applied: [my_put, how]}\n"
+        "  out: {shape: $x.shape, dtype: $x.dtype}\n",
+        "utf-8",
+    )
+    registry.add_templates(path)
+
+    def kernels(function: Callable[[Array], Array]) -> list[str]:
+        closed = jax.make_jaxpr(function)(X)
+        return [op.kernel for op in block_graph(closed.jaxpr, closed.consts).operations]
+
+    window = {"slice_sizes": (3, M)}
+    assert kernels(lambda x: WINDOW.bind(x, 9, 0, **window)) == ["slice"]
+    assert "my_dynamic_slice" in kernels(lambda x: WINDOW.bind(x, jnp.argmax(x), 0, **window))
+    assert kernels(lambda x: PUT.bind(PUT.bind(x), how="squared")) == ["my_put", "my_applied"]
 
 
 @given(st.lists(st.integers(-2, 2), max_size=12), st.integers(-5, 5))

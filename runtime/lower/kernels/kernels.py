@@ -113,7 +113,8 @@ def _run(
     if block.is_whole:
         params = decode_params(op.params, kernel=op.kernel)
         call = Call(op.kernel, params, op.params, tuple(operands), block, platform)
-        return _AT_PLACES.get(op.kernel, _bound)(call)
+        # Places are brought inside also where nothing is cut: what is read may be cut further on.
+        return (LOWERINGS.get(op.kernel, _bound) if call.signature.read_at else _bound)(call)
     images = tuple(
         block.image(operands, p, layout, where, wider.get(p)) for p, layout in enumerate(layouts)
     )
@@ -487,9 +488,6 @@ def _fused_attention(call: Call) -> list[jax.Array]:
     count = call.block.mesh.parts(call.block.cuts[rows])
     return in_rows(call.bind, call.operands, number, count, call.params["window"])
 
-
-#: Kernels that clamp places also where nothing is cut: what is read may be cut further on.
-_AT_PLACES = {"dynamic_slice": _dynamic_slice, "gather": _gather}
 
 #: Kernel -> its lowering on a part of its index space. All others just bind their primitive.
 LOWERINGS: Mapping[str, Callable[[Call], list[jax.Array]]] = {

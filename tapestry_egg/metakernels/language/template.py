@@ -310,6 +310,8 @@ class Template:
     repeats: tuple[str, ...] = ()
     stored: tuple[str, ...] = ()
     writes: Mapping[str, str] = field(default_factory=dict)
+    read_at: tuple[str, ...] = ()
+    spelled: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     parts: Expression | None = None
     dilates: Expression | None = None
     adds: Expression | None = None

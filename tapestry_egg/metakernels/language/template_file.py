@@ -34,6 +34,8 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       repeats: [operand]                      operands of which each element stands in many places
       stored: [operand]                       operands that are in memory before it runs
       writes: {into: x, part: y, at: starts}  what it writes into what, and where: see below
+      read_at: [operand]                      operands that say where it reads: see below
+      spelled: {kernel: [scatter, update]}    kernels that JAX spells as another one: see below
       parts: false                            whether the results are parts of it, in order
       dilates: false                          whether it puts something between elements
       adds: false                             whether elements of the result are sums
@@ -108,6 +110,9 @@ greatest, what is sorted), or `computed`; views keep theirs.
 and to one place. Of those in `takes:` the kernel takes a part itself, where a dim is not cut.
 `writes:` says that an operand, `part`, is written as it is into another, `into`, and nothing else
 is done to that: where scalars say (`at`, one per dim), moved to where all of it fits.
+`read_at:` are operands that say where it reads. A window that begins at scalars, one per dim, is
+moved to where all of it fits.
+`spelled:` says of a kernel which primitive of JAX it is where that has a parameter.
 `carries:` flags operands that are carried along, each to the result of its place, by kernels of as
 many results as operands: what nobody reads of these is left out, and so are operands of `joins:`
 without elements: both are of a list, `xs...`, or one that may be missing. `settled:` is the number
@@ -178,6 +183,7 @@ _READERS: Mapping[str, Callable[[YamlNode], Any]] = {
     "Expression | None": Expression.of,
     "Mapping[str, Expression]": expressions,
     "Mapping[str, str]": lambda node: _writes(node),
+    "Mapping[str, tuple[str, ...]]": lambda node: _spelled(node),
     "Mapping[str, Reduction]": lambda node: _reductions(node),
     "tuple[Constraint, ...]": lambda node: _constraints(node),
     "tuple[PassageText, ...]": lambda node: tuple(
@@ -253,6 +259,13 @@ def _writes(node: YamlNode) -> dict[str, str]:
     if tuple(given) != parts:
         raise node.error("`writes` has the parts into, part and at, in this order")
     return {name: value.text("an operand") for name, value in given.items()}
+
+
+def _spelled(node: YamlNode) -> dict[str, tuple[str, ...]]:
+    found = {kernel: value.texts() for kernel, value in node.mapping().items()}
+    if any(len(said) != 2 for said in found.values()):
+        raise node.error("`spelled` has a primitive and a parameter of it for each kernel")
+    return found
 
 
 def _operands(node: YamlNode, project: dict[str, ProjectionForm]) -> tuple[Operand, ...]:
@@ -414,6 +427,8 @@ def _check_names(entry: Mapping[str, YamlNode], template: Template) -> None:
         ("repeats", template.repeats, operands),
         ("stored", template.stored, operands),
         ("writes", template.writes.values(), operands),
+        ("read_at", template.read_at, operands),
+        ("spelled", template.spelled, template.kernels),
         ("joins", template.joins, operands),
         ("carries", template.carries, operands),
     )

@@ -218,7 +218,8 @@ class OperationSignature:
     the operand, one after another along the dim of which they have less. With `dilates` it puts
     something between the elements of an operand, with `adds` elements of the result are sums of
     those of the operands, and where there is `writes` it writes an operand into another, as it is:
-    (into which, which, and scalars that say where, one for each dim). `flops` is a polynomial over
+    (into which, which, and scalars that say where, one for each dim). Operands `read_at` say where
+    it reads. `flops` is a polynomial over
     the (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
     footprint of its projection. Operands `carried` go each with the result of its place: what
     nobody reads of these can be left out. `fusion` says how compilers treat the kernel:
@@ -259,6 +260,7 @@ class OperationSignature:
     repeats: tuple[int, ...] = ()
     stored: tuple[int, ...] = ()
     writes: tuple[int, ...] = ()
+    read_at: tuple[int, ...] = ()
     parts: bool = False
     dilates: bool = False
     adds: bool = False
