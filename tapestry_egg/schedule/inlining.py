@@ -51,14 +51,14 @@ def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | Non
     that are elementwise or reductions themselves (not contractions, collectives or the program's
     boundary), and must not cost more memory traffic: apart, the producer's operands are read, its
     result is written and read by every reader; within, every reader reads the operands instead,
-    where it does not read them already. So GELU's steps are recomputed in the backward pass from
-    one product, while a sum of two stored values with four readers is stored too. Nor must it cost
-    time by XLA's estimate of what is computed (`kernel_estimates`), of readers between the same two
-    kernels: behind each lowering has what is not stored computed anew. So steps of a scan are
-    stored that many of its later steps would each compute again. What a part is written into is
-    stored, unless that is one number. Products of matrices take in what
-    they can (`read_by_products`), whatever that costs. What is compared with the greatest of itself
-    is stored for both, which lowering sees to.
+    where it does not read them already. The largest are tried first. So GELU's steps are recomputed
+    in the backward pass from one product, while a sum of two stored values with four readers is
+    stored too. Nor must it cost time by XLA's estimate of what is computed (`kernel_estimates`), of
+    readers between the same two kernels: behind each lowering has what is not stored computed anew.
+    So steps of a scan are stored that many of its later steps would each compute again. What a part
+    is written into is stored, unless that is one number. Products of matrices take in what they can
+    (`read_by_products`), whatever that costs. What is compared with the greatest of itself is
+    stored for both, which lowering sees to.
 
     With `epilogues` as XLA for TPUs has it, read off the modules that it compiled. Products and
     convolutions take in all that is computed of their operands element by element, but what
@@ -143,9 +143,13 @@ class _Fusing:
                 self._try_to_take_in(u)
 
     def loops(self) -> None:
-        """What goes element by element, into its readers."""
-        for u, unit in enumerate(self.units):
-            if not is_view(self.program, unit) and self._kind(u) in ("loop", "view"):
+        """What goes element by element, into its readers. XLA for GPUs begins with what it expects
+        to save most by: with what is largest."""
+        size, order = self.program.sizes, list(range(len(self.units)))
+        if self.costs is not None:
+            order.sort(key=lambda u: -sum(size[v] for v in self.units[u].outputs))
+        for u in order:
+            if not is_view(self.program, self.units[u]) and self._kind(u) in ("loop", "view"):
                 self._try_to_take_in(u)
 
     def _try_to_take_in(self, u: int) -> None:

@@ -82,6 +82,13 @@ STEPS: dict[str, tuple[Step, Any]] = {
     "turned": (turned, jnp.ones(SHAPE, jnp.complex64)),
     "counted": (counted, (jnp.int32(5), jnp.uint32(7))),
     "repeated": (lambda h, x, y: (h + 0.5, (h, x.sum())), jnp.ones(SHAPE)),
+    "a gate of each row": (lambda h, x, y: (jax.nn.sigmoid(y[:, :1]) * h + x, h), jnp.ones(SHAPE)),
+    "outer": (lambda h, x, y: (y[0] * h + x[:, :1] * y[:1], h.sum(0)), jnp.zeros(SHAPE)),
+    "a quotient of each": (lambda h, x, y: (x - h / (2 + y[:, :1] ** 2), h), jnp.ones(SHAPE)),
+    "product of rows": (lambda h, x, y: (h * jnp.cos(y[:, :1]), h), jnp.ones(SHAPE)),
+    "rows reset": (lambda h, x, y: (jnp.where(y[:, :1] > 0, h, x), h), jnp.ones(SHAPE)),
+    "two gates": (lambda h, x, y: (h * y[:, :1] * y[:1] + x, h), jnp.ones(SHAPE)),
+    "largest of each": (lambda h, x, y: (jnp.maximum(h, x[:, :1]), h - y), jnp.zeros(SHAPE)),
     "of all": (lambda h, x, y: (h, jnp.sort(x) @ y.T), jnp.ones(SHAPE)),
     "first of rounds": (lambda h, x, y: (x, h), jnp.ones(SHAPE)),
 }

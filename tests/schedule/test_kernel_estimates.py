@@ -135,3 +135,26 @@ def test_xla_for_h100_stores_what_is_long_to_compute(times: int) -> None:
     front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
     compiled = hlo_stats(te.compile(front[0], devices).compile())
     assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
+
+
+@pytest.mark.parametrize("rounds, heads, width", [(1024, 4, 32), (256, 16, 64)])
+def test_xla_for_h100_stores_levels_of_a_prefix_whose_states_are_widened(
+    rounds: int, heads: int, width: int
+) -> None:
+    """States of linear attention are products of what rounds are given, which is small: computing
+    them anew at every level moves nothing, and takes longer than to store some levels."""
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, gate: jax.Array) -> jax.Array:
+        def join(a: Any, b: Any) -> Any:
+            return b[0] * a[0], b[0] * a[1] + b[1]
+
+        given = gate[..., None, None], k[..., :, None] * v[..., None, :]
+        return jnp.einsum("thd,thde->the", q, jax.lax.associative_scan(join, given)[1])
+
+    devices, rows = h100s()[:1], jax.ShapeDtypeStruct((rounds, heads, width), jnp.float32)
+    gates = jax.ShapeDtypeStruct((rounds, heads), jnp.float32)
+    program = te.trace(attend, rows, rows, rows, gates)
+    front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
+    compiled = hlo_stats(te.compile(front[0], devices).compile())
+    assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.2)

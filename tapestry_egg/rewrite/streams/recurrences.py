@@ -182,7 +182,7 @@ def _step(body: BlockGraph, op: Operation, inside: set[int], name: str) -> _Step
         for p, projection in enumerate(sig.inputs)
         if projection == sig.outputs[0] and sig.input_types[p].shape == shape
     }
-    if not at <= alike or any(x.shape for p, x in enumerate(sig.input_types) if p not in alike):
+    if not at <= alike or not all(p in alike or _is_spread(sig, p) for p in range(len(sig.inputs))):
         return None
     if sig.means == "conversion":
         return _Step(op)
@@ -197,6 +197,18 @@ def _step(body: BlockGraph, op: Operation, inside: set[int], name: str) -> _Step
     return _Step(op, max(fitting, key=len))
 
 
+def _is_spread(sig: OperationSignature, p: int) -> bool:
+    """Whether operand p is one number, or has all dims of the result, some with one element that
+    stands everywhere along it."""
+    own, whole, shape = sig.inputs[p], sig.outputs[0], sig.input_types[p].shape
+    if not shape:
+        return True
+    rows = zip(own.matrix, own.offset, own.shape, strict=True)
+    wanted = zip(whole.matrix, whole.offset, whole.shape, strict=True)
+    both = zip(shape, rows, wanted, strict=False)
+    return len(shape) == len(whole.matrix) and all(n == 1 or a == b for n, a, b in both)
+
+
 def _is_monoid(sig: OperationSignature, name: str, laws: Sequence[frozenset[int]]) -> bool:
     """Whether an operation of two operands combines them under a monoid: it adds them up, or it is
     one of both, whichever comes first, and passes the monoid on for both together."""
@@ -207,7 +219,7 @@ def _is_monoid(sig: OperationSignature, name: str, laws: Sequence[frozenset[int]
 
 def _map(recurrence: Recurrence, body: BlockGraph, given: Sequence[Any]) -> tuple[Any, Any]:
     """`by` and `plus` of what a recurrence reads in one round; None for the one and the zero of its
-    monoid."""
+    monoid. `by` has one element along dims where it is the same everywhere, if that is known."""
     import jax.numpy as jnp
 
     from tapestry_egg.tracing.emit import constant
@@ -222,18 +234,23 @@ def _map(recurrence: Recurrence, body: BlockGraph, given: Sequence[Any]) -> tupl
     for step in recurrence.steps:
         op, (result,) = step.op, step.op.outputs
         at = [p for p, v in enumerate(op.inputs) if v in by]
-        others = [jnp.broadcast_to(known[v], shape) for v in op.inputs if v not in by]
+        others = [known[v] for v in op.inputs if v not in by]
         run = partial(_applied, body, op, known)
         no_plus = all(plus[op.inputs[p]] is None for p in at)
         before, added = by[op.inputs[at[0]]], plus[op.inputs[at[0]]]
         if step.joins:
-            by[result], plus[result] = before, others[0] if no_plus else run(plus, zeros)
+            added = jnp.broadcast_to(others[0], shape) if no_plus else run(plus, zeros)
+            by[result], plus[result] = before, added
         elif not step.group:
             by[result], plus[result] = before, added
         else:
             nothing = {op.inputs[p]: zeros for p in step.group.difference(at)}
             times = before is None and registry.meaning(op.kernel) == "product"
-            by[result] = others[0] if times else run({**nothing, **by}, ones)
+            if times:
+                by[result] = others[0].reshape(others[0].shape or (1,) * len(shape))
+            else:
+                each = {v: x if x is None else jnp.broadcast_to(x, shape) for v, x in by.items()}
+                by[result] = run({**nothing, **each}, ones)
             plus[result] = None if no_plus and not nothing else run(plus, zeros)
     return by[recurrence.new], plus[recurrence.new]
 
