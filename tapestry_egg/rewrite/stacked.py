@@ -86,10 +86,14 @@ def _chains(graph: BlockGraph) -> list[_Chain]:
 
 
 def _count_products(graph: BlockGraph, op: Operation) -> int:
-    """How many products an operation makes one after another, its rounds one by one."""
+    """How many products an operation makes one after another, its rounds one by one. What devices
+    cannot share at all, as the eigenvectors of one matrix, counts as a chain of its own."""
     if op.regions:
         return op.rounds * sum(_count_products(r, o) for r in op.regions for o in r.operations)
-    return int(registry.signature_in(graph, op).contracts)
+    sig = registry.signature_in(graph, op)
+    if sig.fusion == "kernel" and sig.whole_flops and all(d.role == "whole" for d in sig.index):
+        return 2
+    return int(sig.contracts)
 
 
 def _seconds(graph: BlockGraph, op: Operation, target: Target) -> float:

@@ -116,6 +116,24 @@ def test_weights_of_layers_are_stacked_and_layers_are_not() -> None:
     assert count(made) == 9 + 6 * 3 - 1
 
 
+@pytest.mark.parametrize("decomposed", ["eigh", "cholesky", "sort"])
+def test_what_devices_cannot_share_is_a_chain_of_its_own(decomposed: str) -> None:
+    """Roots of the statistics of every weight, as Shampoo takes them; factors; ranks."""
+
+    def one(x: Array) -> Array:
+        a = x @ x.T + np.eye(8, dtype=np.float32)
+        if decomposed == "cholesky":
+            return jnp.linalg.cholesky(a)
+        if decomposed == "sort":
+            return lax.sort(a.ravel())
+        values, vectors = jnp.linalg.eigh(a)
+        return (vectors * values**-0.25) @ vectors.T @ x
+
+    graph, made = stacked(lambda xs: [one(x) for x in xs], [drawn(8, 8, seed=k) for k in range(6)])
+    kernels = [[op.kernel for op in g.operations].count(decomposed) for g in (graph, made)]
+    assert kernels == [6, 1]
+
+
 def test_copies_have_constants_of_their_own() -> None:
     def step(xs: list[Array]) -> list[Array]:
         own = [np.full((8, 8), 0.1 * max(k - 3, 0), np.float32) for k in range(6)]
