@@ -33,10 +33,10 @@ from tapestry_egg.machine.objectives import objective
 from tapestry_egg.machine.topology import parts
 from tapestry_egg.plans.plan import CERTIFIED, BodyPlan, Plan, RuleStep
 from tapestry_egg.plans.planned import planned_collectives
+from tapestry_egg.rewrite.changes import changed, is_change
 from tapestry_egg.rewrite.equivalence import check_equivalent
 from tapestry_egg.rewrite.operand_rounding import unrounded
 from tapestry_egg.rewrite.recomputation.second_places import retake
-from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, Rule, RuleBook, book_names, load_books
 from tapestry_egg.schedule.of_plans import groups_of, plan_schedule
 from tapestry_egg.tracing.constants import prepare

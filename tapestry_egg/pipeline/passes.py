@@ -22,6 +22,7 @@ from tapestry_egg.machine.objectives import PEAK_BYTES
 from tapestry_egg.machine.target import Target
 from tapestry_egg.plans.plan import Plan, RuleStep, is_split
 from tapestry_egg.progress import Phase
+from tapestry_egg.rewrite.changes import changed, is_change
 from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.forms import forms
@@ -29,7 +30,6 @@ from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_stream
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import recomputing, second_step
-from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.shard.encode import encode

@@ -47,7 +47,8 @@ _FITS = 0.5
 # The least number of devices on which a product gathers blocks of both operands.
 _SQUARE = 4
 # Rounds at once make a form if they save this share of the seconds on one device: the forms of what
-# they make are looked for beside those of the program as it is.
+# they make are looked for beside those of the program as it is. Stacked copies may take as much
+# more.
 _MUCH = 0.1
 
 
@@ -80,8 +81,8 @@ def forms_with_streams(
         took = "shifts", f"as many rows as {n} devices share"
         changes.append((graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took)))
         graph = shifted
-    made = stacked.with_stacked_copies(graph, target) if n > 1 else graph
-    if made is not graph:
+    made = stacked.with_stacked_copies(graph) if n > 1 else graph
+    if made is not graph and _is_as_fast(made, graph, target):
         took = "chains of products", "those that are alike are one, of a stack"
         changes.append((graph, _step(graph, made, target, stacked.RULE, *took)))
         graph = made
@@ -122,6 +123,13 @@ def forms_with_streams(
     rest = [f for f in found[1:] if f.slower or f.extra]
     both = sorted((at_once, faster), key=lambda fs: _seconds_of_first(fs, target))
     return (found[0], *both[0], *both[1], *rest)
+
+
+def _is_as_fast(made: BlockGraph, graph: BlockGraph, target: Target) -> bool:
+    """Whether a program takes about as long as another one on one device, both with their attention
+    fused."""
+    after, before = (program_seconds(streams_of(g)[0], target) for g in (made, graph))
+    return after <= (1.0 + _MUCH) * before
 
 
 def _seconds_of_first(found: Sequence[Form], target: Target) -> float:

@@ -7,14 +7,14 @@ instead, and sends nothing but these, before the chain and after it.
 
 Copies grow around products that are alike and of which none is made of another
 (`folded_program.py`). Taken are the chains of products among what they have in common, and what
-stands around them, as long as that makes the arrays fewer or smaller that enter the stack and leave
-it. Then all that the program has of such a chain is a copy, wherever it stands.
+stands around them, as far as their work is much for the bytes of which there are stacks then. All
+that the program has of such a chain is a copy, wherever it stands.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from typing import Any
@@ -22,45 +22,47 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
-from tapestry_egg.machine.target import Target
 from tapestry_egg.metakernels import registry
-from tapestry_egg.schedule.one_device import least_seconds
+from tapestry_egg.rewrite.streams.written import Written
 
 from .folded_program import LEAST_COPIES, Flags, Ints, Net, Stretch, grown
-from .written import Written
 
 #: The name of this change in the rules and steps of plans.
 RULE = "stacked-copies"
 
 #: Operations that one copy of a chain has at most: all are traced anew, and take milliseconds.
 _MOST = 200
+# Flops for each byte of which there are stacks, at least: a product of a matrix and a vector has
+# half of one, and no measurement of the number is kept.
+_LEAST_WORK = 4.0
 
 
-def with_stacked_copies(graph: BlockGraph, target: Target | None = None) -> BlockGraph:
+def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
     """The graph with chains of products that it makes of many arrays made of stacks of these; the
-    same graph if there are none, or if stacking them takes a target as long as the products do."""
-    chains = [c for c in _chains(graph) if target is None or _pays(graph, c, target)]
+    same graph if there are none whose work is much for what is stacked."""
+    chains = _chains(graph)
     order = _order(graph, chains)
     while order is None:  # some are made of what others of them lead to
         chains.pop()
         order = _order(graph, chains)
     if not chains:
         return graph
-    made = Written(list(graph.values), dict(graph.constants))
+    written = Written(list(graph.values), dict(graph.constants))
+    stacks: dict[_Values, int] = {}
     for k in order:
-        if k < 0 and made.takes(chains[~k].writer(graph, made)):
+        if k < 0 and written.takes(chains[~k].writer(written, stacks)):
             continue
         for n in (k,) if k >= 0 else sorted(chains[~k].every):
             op = graph.operations[n]
-            made.operations.append(replace(op, inputs=made.read(op.inputs)))
-    if not made.stands:
+            written.operations.append(replace(op, inputs=written.read(op.inputs)))
+    if not written.stands:
         return graph
     changed = replace(
         graph,
-        values=tuple(made.values),
-        operations=tuple(made.operations),
-        outputs=made.read(graph.outputs),
-        constants=made.constants,
+        values=tuple(written.values),
+        operations=tuple(written.operations),
+        outputs=written.read(graph.outputs),
+        constants=written.constants,
     )
     return without_unread(changed)
 
@@ -77,11 +79,11 @@ def _chains(graph: BlockGraph) -> list[_Chain]:
         if taken[members].any():
             continue
         for copies in _Positions(program, grown(program.net, members, taken)).chains():
-            for model in copies:
-                every = [] if taken[model].any() else program.copies(model, taken)
-                if len(every) >= LEAST_COPIES:
-                    found.append(_Chain(graph, every))
-                    taken[[*found[-1].every]] = True
+            every = program.copies(copies, taken)
+            while len(every) >= LEAST_COPIES:
+                found.append(_Chain(program, every))
+                taken[[*found[-1].every]] = True
+                every = program.copies(copies, taken)
     return sorted(found, key=lambda c: -len(c.every))
 
 
@@ -96,11 +98,11 @@ def _count_products(graph: BlockGraph, op: Operation) -> int:
     return int(sig.contracts)
 
 
-def _seconds(graph: BlockGraph, op: Operation, target: Target) -> float:
-    """The least seconds of an operation on one device, its rounds one by one."""
+def _work(graph: BlockGraph, op: Operation) -> float:
+    """Flops of an operation, of all its rounds."""
     if op.regions:
-        return op.rounds * sum(_seconds(r, o, target) for r in op.regions for o in r.operations)
-    return least_seconds(registry.signature_in(graph, op), target)
+        return op.rounds * sum(_work(r, o) for r in op.regions for o in r.operations)
+    return float(registry.signature_in(graph, op).whole_flops)
 
 
 def _is_repeatable(graph: BlockGraph, op: Operation) -> bool:
@@ -117,6 +119,9 @@ class _Program:
 
     def __init__(self, graph: BlockGraph, products: Sequence[int]) -> None:
         self.graph, self.products, self.net = graph, products, Net(graph)
+        self.work = [
+            _work(graph, op) if n else 0.0 for op, n in zip(graph.operations, products, strict=True)
+        ]
         self.makers = graph.producers()
         # Of every operation those that it is made of, itself among them: a bit for each.
         self.before: list[int] = []
@@ -126,9 +131,28 @@ class _Program:
                 if (maker := self.makers.get(v)) is not None:
                     bits |= self.before[maker]
             self.before.append(bits)
+        self.number = self._numbers()
         self._of_kind: dict[int, int] = defaultdict(int)
         for k, kind in enumerate(self.net.kind.tolist()):
             self._of_kind[kind] |= 1 << k
+
+    def _numbers(self) -> list[int]:
+        """A number for each value: equal where the same operations make them of the same."""
+        numbers: dict[object, int] = {}
+        found = [-1] * len(self.graph.values)
+        for v in (*self.graph.inputs, *self.graph.constants):
+            own = int(self.net.given[v]) if v in self.graph.constants else -1 - v
+            found[v] = numbers.setdefault(own, len(numbers))
+        for k, op in enumerate(self.graph.operations):
+            own = -1 - k if op.effectful else int(self.net.kind[k])
+            reads = tuple([found[v] for v in op.inputs])
+            for q, v in enumerate(op.outputs):
+                found[v] = numbers.setdefault((own, reads, q), len(numbers))
+        return found
+
+    def is_shared(self, values: Sequence[int]) -> bool:
+        """Whether values are the same, or constants of the same elements."""
+        return len({self.number[v] for v in values}) == 1 or _is_one_constant(self.graph, values)
 
     def repeated(self) -> list[Ints]:
         """Operations that make products, alike and apart from each other, at least as many as there
@@ -160,24 +184,28 @@ class _Program:
         """Whether none of two operations is the other one, or made of it."""
         return not (self.before[a] >> b & 1 or self.before[b] >> a & 1)
 
-    def copies(self, model: Sequence[int], taken: Flags) -> list[list[int]]:
-        """All that the program has of the chain `model`, none of it among operations that are
-        `taken`, nor made of another: [copies][operations]."""
-        last = [k for k in model if not self._is_read(k, model)]
-        found = [list(model)]
-        if len(last) > 1:
-            return found
-        used, step = {*np.flatnonzero(taken).tolist(), *model}, self.step(last[0])
-        # The n-th step of an iteration is a copy of other n-th ones.
-        for k in np.flatnonzero(self.net.kind == self.net.kind[last[0]]).tolist():
-            if k in used or self.step(k) != step:
-                continue
-            own = self._alike(model, last[0], k)
-            if own is None or not used.isdisjoint(own):
-                continue
-            if all(self.are_apart(a, b) for x in found for a, b in zip(x, own, strict=True)):
-                found.append(own)
+    def copies(self, known: Sequence[Sequence[int]], taken: Flags) -> list[list[int]]:
+        """Copies of a chain, of those that are `known` and of what else the program has of it, none
+        with operations that are `taken`, or made of another: [copies][operations]."""
+        found: list[list[int]] = []
+        used = {*np.flatnonzero(taken).tolist()}
+
+        def add(own: Sequence[int]) -> None:
+            free = used.isdisjoint(own) and len({*own}) == len(own)
+            apart = (self.are_apart(a, b) for x in found for a, b in zip(x, own, strict=True))
+            if free and all(apart):
+                found.append([*own])
                 used.update(own)
+
+        for own in known:
+            add(own)
+        last = [k for k in found[0] if not self._is_read(k, found[0])] if found else []
+        if len(last) == 1:
+            step = self.step(last[0])
+            # The n-th step of an iteration is a copy of other n-th ones.
+            for k in np.flatnonzero(self.net.kind == self.net.kind[last[0]]).tolist():
+                if k not in used and self.step(k) == step:
+                    add(self._alike(found[0], last[0], k) or found[0])
         return found
 
     def _is_read(self, k: int, model: Sequence[int]) -> bool:
@@ -233,17 +261,22 @@ class _Positions:
             values[model]
             for own in images.values()
             for values in zip(*[graph.operations[n].inputs for n in own], strict=True)
-            if _is_shared(graph, values)
+            if program.is_shared(values)
         }
-        self._read_by = graph.readers()
-        self._leaving = {*graph.outputs}
+        self._read_by, self._ends = graph.readers(), {*graph.outputs}
+        self._stacked = set[int]()  # what chains before make, of which there are stacks
 
     def chains(self) -> Iterator[list[list[int]]]:
         """Products that read each other's results, and what is best stacked with them: the
         operations of each copy, those of the model first."""
         products = {k for k in self.reads if self.program.products[k]}
-        for part in self._connected(self._between(products)):
-            if self._is_chain(part) and self._is_chain(taken := self._fitted(part)):
+        for part in self._waves(self._between(products)):
+            if not self._is_chain(part):
+                continue
+            taken = self._fitted(part)
+            if self._is_chain(taken) and self._worth(taken)[0] >= _LEAST_WORK:
+                graph = self.program.graph
+                self._stacked |= {v for k in taken for v in graph.operations[k].outputs}
                 every = [self.images[k] for k in sorted(taken)]
                 yield [sorted(taken), *[list(own) for own in zip(*every, strict=True)]]
 
@@ -264,6 +297,30 @@ class _Positions:
         """Some positions and all that lie between two of them."""
         return self._closed(some, self.readers) & self._closed(some, self.reads)
 
+    def _waves(self, some: set[int]) -> Iterator[set[int]]:
+        """The connected parts of some positions, those first that read nothing that is made of
+        others of them elsewhere, as the backward pass does what is made of the forward one."""
+        while some:
+            later = self._closed(self._returned(some), self.readers) & some
+            if later == some:
+                return
+            yield from self._connected(some - later)
+            some = later
+
+    def _returned(self, some: set[int]) -> set[int]:
+        """Those of some positions that read what is made of others of them elsewhere."""
+        program, bits = self.program, 0
+        for k in some:
+            for n in self.images[k]:
+                bits |= 1 << n
+        found = set[int]()
+        for k in some:
+            makers = {program.makers.get(v) for v in program.graph.operations[k].inputs}
+            makers -= self.reads[k] & some
+            if any(m is not None and program.before[m] & bits for m in makers):
+                found.add(k)
+        return found
+
     def _connected(self, some: set[int]) -> Iterator[set[int]]:
         """The parts of some positions that read nothing of each other."""
         left = set(some)
@@ -278,12 +335,12 @@ class _Positions:
             yield part
 
     def _fitted(self, part: set[int]) -> set[int]:
-        """The part with more positions at its edges, then with fewer, as long as less enters and
-        leaves."""
+        """The part with more positions at its edges, then with fewer, as long as that is worth
+        more."""
         for step in (self._grown, self._shrunk):
             while True:
-                best = min(step(part), key=self._moved, default=part)
-                if self._moved(best) >= self._moved(part):
+                best = max(step(part), key=self._worth, default=part)
+                if self._worth(best) <= self._worth(part):
                     break
                 part = best
         return part
@@ -292,7 +349,8 @@ class _Positions:
         """The part with one more position, and what lies between."""
         beside = {n for k in part for n in self.reads[k] | self.readers[k]} - part
         for k in sorted(beside):
-            yield self._between(part | {k})
+            if not self._returned(more := self._between(part | {k})):
+                yield more
 
     def _shrunk(self, part: set[int]) -> Iterator[set[int]]:
         """The part without one of its positions, and all before or behind it."""
@@ -301,88 +359,129 @@ class _Positions:
                 if self._is_chain(less := part - self._closed((k,), of)):
                     yield less
 
-    def _moved(self, some: set[int]) -> tuple[int, int, int]:
-        """Bytes that enter and leave one copy of some positions; then what is to be compared where
-        these are equal, products and operations."""
+    def _worth(self, some: set[int]) -> tuple[float, int, int]:
+        """Work of products for each byte of which there are stacks; where it is equal, what leaves
+        fewer bytes is worth more, and then fewer operations are."""
         graph = self.program.graph
         inside = {v for k in some for v in graph.operations[k].outputs}
-        read = {v for k in some for v in graph.operations[k].inputs} - inside - self.shared
-        left = {v for v in inside if v in self._leaving or not some.issuperset(self._read_by[v])}
-        products = sum(self.program.products[k] for k in some)
-        return sum(graph.values[v].nbytes for v in read | left), -products, len(some)
+        read = {v for k in some for v in graph.operations[k].inputs}
+        read -= inside | self.shared | self._stacked
+        work = sum(self.program.work[k] for k in some)
+        left = (v for v in inside if v in self._ends or not some.issuperset(self._read_by[v]))
+        stacks, leaving = (sum(graph.values[v].nbytes for v in of) for of in (read, left))
+        return work / (1.0 + stacks), -leaving, -len(some)
+
+
+#: A value of every copy; one for all where they have it in common.
+_Values = tuple[int, ...]
 
 
 class _Chain:
     """Operations that are stacked, `every` one by copy, [copies][operations]; the values that enter
     and that leave, [values][copies]."""
 
-    def __init__(self, graph: BlockGraph, copies: Sequence[Sequence[int]]) -> None:
-        self.first = [graph.operations[k] for k in copies[0]]
+    def __init__(self, program: _Program, copies: Sequence[Sequence[int]]) -> None:
+        self.graph = graph = program.graph
         self.copies, self.every = len(copies), frozenset(k for own in copies for k in own)
-        operations = [[graph.operations[own[p]] for own in copies] for p in range(len(copies[0]))]
-        made = {v for op in self.first for v in op.outputs}
-        reads = (vs for own in operations for vs in zip(*[op.inputs for op in own], strict=True))
-        entering = dict.fromkeys(vs for vs in reads if vs[0] not in made)
-        self.constants = {vs[0] for vs in entering if _is_one_constant(graph, vs)}
-        self.entering = [vs for vs in entering if vs[0] not in self.constants]
+        self.operations = [
+            [graph.operations[own[p]] for own in copies] for p in range(len(copies[0]))
+        ]
+        results = [_of_copies([op.outputs for op in own]) for own in self.operations]
+        reads = [_of_copies([op.inputs for op in own]) for own in self.operations]
+        made = {values for own in results for values in own}
+        entering = dict.fromkeys(values for own in reads for values in own)
+        self.constants = [vs for vs in entering if vs not in made and _is_one_constant(graph, vs)]
+        own = [vs for vs in entering if vs not in made and vs not in self.constants]
+        self.shared = {vs for vs in own if program.is_shared(vs)}
+        self.entering = own
         inside = {v: {*own} for own in copies for k in own for v in graph.operations[k].outputs}
         read_by, ends = graph.readers(), {*graph.outputs}
         self.leaving = [
-            vs
-            for own in operations
-            for vs in zip(*[op.outputs for op in own], strict=True)
-            if any(v in ends or not inside[v].issuperset(read_by[v]) for v in vs)
+            values
+            for own in results
+            for values in own
+            if any(v in ends or not inside[v].issuperset(read_by[v]) for v in values)
         ]
+        self._program = reads, results
 
     @property
-    def moved(self) -> list[tuple[int, ...]]:
-        """The values of which there are stacks."""
-        return [vs for vs in (*self.entering, *self.leaving) if len({*vs}) > 1]
+    def stacked(self) -> list[_Values]:
+        """The values that enter of which there are stacks."""
+        return [vs for vs in self.entering if vs not in self.shared]
 
-    def writer(self, graph: BlockGraph, made: Written) -> Any:
-        """What writes the chain, of stacks, into a program."""
+    def writer(self, made: Written, stacks: dict[_Values, int]) -> Callable[[], None]:
+        """What writes the chain into a program that has some `stacks` already, which it adds to."""
 
         def write() -> None:
-            given = [vs if len({*vs}) > 1 else vs[:1] for vs in self.entering]
-            run = self._run(graph, [len(vs) for vs in given])
-            inputs = made.read([v for vs in given for v in vs])
-            results = made.apply(run, inputs, self.first[0])
-            made.stands.update(zip([v for vs in self.leaving for v in vs], results, strict=True))
+            parts: list[_Values] = []  # of what enters: all copies, or what there is of all
+            for vs in self.entering:
+                one = stacks.get(vs, vs[0] if vs in self.shared else -1)
+                parts.append(vs if one < 0 else (one,))
+            run = self._run([len(vs) > 1 for vs in parts])
+            inputs = made.read([v for vs in parts for v in vs])
+            results = made.apply(run, inputs, self.operations[0][0])
+            whole, single = results[: len(self.leaving)], results[len(self.leaving) :]
+            stacks.update(zip(self.leaving, whole, strict=True))
+            every = [v for vs in self.leaving for v in vs]
+            made.stands.update(zip(every, single, strict=True))
 
         return write
 
-    def _run(self, graph: BlockGraph, given: Sequence[int]) -> Any:
-        """A function of what enters, so many arrays of each, that gives what leaves."""
+    def _run(self, apart: Sequence[bool]) -> Callable[..., list[Any]]:
+        """A function of what enters, an array of each copy where these are `apart`, that gives the
+        stacks of what leaves, and then their arrays."""
         import jax
         import jax.numpy as jnp
 
         from tapestry_egg.tracing.emit import emit
 
-        one = replace(
-            graph,
-            operations=tuple(self.first),
-            inputs=tuple([vs[0] for vs in self.entering]),
-            outputs=tuple([vs[0] for vs in self.leaving]),
-            constants={v: graph.constants[v] for v in sorted(self.constants)},
+        axes = tuple([None if vs in self.shared else 0 for vs in self.entering])
+        every = jax.vmap(emit(self._of_one_copy()), in_axes=axes)
+
+        def run(*arrays: Any) -> list[Any]:
+            left = iter(arrays)
+            given = [
+                jnp.stack([next(left) for _ in range(self.copies)]) if many else next(left)
+                for many in apart
+            ]
+            whole = every(*given)
+            copies = range(self.copies)
+            return [*whole, *[lax.index_in_dim(x, c, 0, False) for x in whole for c in copies]]
+
+        lax = jax.lax
+        return run
+
+    def _of_one_copy(self) -> BlockGraph:
+        """The program of one copy. What enters in two ways, as what is the same in all copies may,
+        is two values."""
+        reads, results = self._program
+        numbers: dict[_Values, int] = {}
+        for values in (*self.entering, *self.constants, *[vs for own in results for vs in own]):
+            numbers.setdefault(values, len(numbers))
+        operations = [
+            replace(
+                own[0],
+                inputs=tuple([numbers[vs] for vs in read]),
+                outputs=tuple([numbers[vs] for vs in result]),
+            )
+            for own, read, result in zip(self.operations, reads, results, strict=True)
+        ]
+        return replace(
+            self.graph,
+            values=tuple([self.graph.values[vs[0]] for vs in numbers]),
+            operations=tuple(operations),
+            inputs=tuple([numbers[vs] for vs in self.entering]),
+            outputs=tuple([numbers[vs] for vs in self.leaving]),
+            constants={numbers[vs]: self.graph.constants[vs[0]] for vs in self.constants},
             input_names=(),
             output_names=(),
             donated=(),
         )
-        stacked = jax.vmap(emit(one), in_axes=tuple([0 if n > 1 else None for n in given]))
-
-        def run(*arrays: Any) -> list[Any]:
-            left = iter(arrays)
-            parts = [[next(left) for _ in range(n)] for n in given]
-            results = stacked(*[jnp.stack(p) if len(p) > 1 else p[0] for p in parts])
-            every = range(self.copies)
-            return [jax.lax.index_in_dim(x, c, 0, False) for x in results for c in every]
-
-        return run
 
 
-def _is_shared(graph: BlockGraph, values: Sequence[int]) -> bool:
-    """Whether values are one, or constants of the same elements."""
-    return len({*values}) == 1 or _is_one_constant(graph, values)
+def _of_copies(values: Sequence[Sequence[int]]) -> list[_Values]:
+    """What each copy has of some values, value by value."""
+    return list(zip(*values, strict=True))
 
 
 def _is_one_constant(graph: BlockGraph, values: Sequence[int]) -> bool:
@@ -390,14 +489,6 @@ def _is_one_constant(graph: BlockGraph, values: Sequence[int]) -> bool:
     found = [graph.constants.get(v) for v in values]
     first = found[0]
     return first is not None and all(x is not None and np.array_equal(x, first) for x in found)
-
-
-def _pays(graph: BlockGraph, chain: _Chain, target: Target) -> bool:
-    """Whether the products of a chain take longer than stacking what enters and leaves it, which is
-    read and written once more each."""
-    seconds = sum(_seconds(graph, op, target) for op in chain.first)
-    amount = sum(graph.values[vs[0]].nbytes for vs in chain.moved)
-    return seconds > 2.0 * amount / target.hbm_bytes_per_second
 
 
 def _order(graph: BlockGraph, chains: Sequence[_Chain]) -> list[int] | None:

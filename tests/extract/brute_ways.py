@@ -108,6 +108,8 @@ def cut_layout(
     where an output does not follow a map dim, or follows a joined one.
     """
     near, together = False, set()
+    if not any(cuts):  # also of what is a sum of no elements
+        return Layout(((),) * len(shape))
     dims: list[tuple[int, ...]] = [()] * len(shape)
     for k, row in enumerate(projection.matrix):
         own = tuple(d for d in digits if row[d])

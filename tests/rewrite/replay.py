@@ -11,9 +11,9 @@ from tapestry_egg.errors import RuleError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.ids import ClassId
 from tapestry_egg.plans.plan import RuleStep
+from tapestry_egg.rewrite.changes import changed, is_change
 from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.recomputation.second_places import retake
-from tapestry_egg.rewrite.streams.streamed import changed, is_change
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rewrite.terms.rebuild import Terms, as_written, rebuild
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule

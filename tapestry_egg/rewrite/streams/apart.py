@@ -29,10 +29,10 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.attention.loops import without_unread_streams
-from tapestry_egg.rewrite.written import Written
 from tapestry_egg.tracing.needless import Known
 
 from .recurrences import Recurrence, last, previous, recurrences
+from .written import Written
 
 #: The names of this change in the rules and steps of plans, the second where states are prefixes.
 RULE, STATES = "rounds-at-once", "states-at-once"
