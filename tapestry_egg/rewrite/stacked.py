@@ -493,20 +493,24 @@ def _is_one_constant(graph: BlockGraph, values: Sequence[int]) -> bool:
 
 def _order(graph: BlockGraph, chains: Sequence[_Chain]) -> list[int] | None:
     """The operations of a program, and chains (~k: the k-th), each after those that it reads, as
-    early as they stand in the program; None where chains wait for each other."""
+    early as they stand in the program, effects one after another; None where chains wait for each
+    other."""
     node = {k: ~n for n, chain in enumerate(chains) for k in chain.every}
     makers, waiting = graph.producers(), defaultdict[int, int](int)
     behind = defaultdict[int, set[int]](set)
     last: dict[int, int] = {}  # where a node stands: behind all of it
+    effect: int | None = None
     for k, op in enumerate(graph.operations):
         own = node.get(k, k)
         last[own] = k
-        for v in op.inputs:
-            if (maker := makers.get(v)) is not None:
-                of = node.get(maker, maker)
-                if of != own and own not in behind[of]:
-                    behind[of].add(own)
-                    waiting[own] += 1
+        before = [node.get(m, m) for v in op.inputs if (m := makers.get(v)) is not None]
+        if op.effectful:
+            before += [] if effect is None else [effect]
+            effect = own
+        for of in before:
+            if of != own and own not in behind[of]:
+                behind[of].add(own)
+                waiting[own] += 1
     ready = [(last[n], n) for n in last if not waiting[n]]
     heapify(ready)
     found: list[int] = []

@@ -215,6 +215,24 @@ def test_gradients_of_heads_are_stacked_apart_from_what_they_are_made_of() -> No
     assert count(made) <= count(graph) - 20
 
 
+def test_effects_keep_their_order() -> None:
+    """What the first copies give is printed before something else that is there already."""
+
+    def step(xs: list[Array], y: Array) -> list[Array]:
+        first = [newton(x) for x in xs[:2]]
+        jax.debug.print("{}", first[0])
+        jax.debug.print("{}", y)
+        return first + [newton(x) for x in xs[2:]]
+
+    graph = trace(step, [drawn(8, 8, seed=k) for k in range(5)], drawn(3, seed=9)).graph
+    made = with_stacked_copies(graph)
+    assert count(made) == count(graph) // 5
+    printed = [
+        [g.values[op.inputs[0]].shape for op in g.operations if op.effectful] for g in (graph, made)
+    ]
+    assert printed == [[(8, 8), (3,)]] * 2
+
+
 def test_what_costs_more_to_stack_than_to_make_stays_as_it_is() -> None:
     """Products of matrices and vectors read each matrix once, as stacking them does."""
 
