@@ -83,7 +83,7 @@ def forms_with_streams(
         graph = shifted
     made = stacked.with_stacked_copies(graph) if n > 1 else graph
     if made is not graph and _is_as_fast(made, graph, target):
-        took = "chains of products", "those that are alike are one, of a stack"
+        took = "the products of arrays alike", "those of a stack"
         changes.append((graph, _step(graph, made, target, stacked.RULE, *took)))
         graph = made
     inside = large_inside.with_invariants_inside(graph)

@@ -23,7 +23,7 @@ import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.metakernels import registry
-from tapestry_egg.rewrite.streams.written import Written
+from tapestry_egg.rewrite.streams.written import Read, Written
 
 from .folded_program import LEAST_COPIES, Flags, Ints, Net, Stretch, grown
 
@@ -377,106 +377,71 @@ _Values = tuple[int, ...]
 
 
 class _Chain:
-    """Operations that are stacked, `every` one by copy, [copies][operations]; the values that enter
-    and that leave, [values][copies]."""
+    """Operations that are stacked, [operations][copies], and `every` one of them; the values that
+    leave, [values][copies]."""
 
     def __init__(self, program: _Program, copies: Sequence[Sequence[int]]) -> None:
-        self.graph = graph = program.graph
-        self.copies, self.every = len(copies), frozenset(k for own in copies for k in own)
-        self.operations = [
-            [graph.operations[own[p]] for own in copies] for p in range(len(copies[0]))
-        ]
-        results = [_of_copies([op.outputs for op in own]) for own in self.operations]
-        reads = [_of_copies([op.inputs for op in own]) for own in self.operations]
-        made = {values for own in results for values in own}
-        entering = dict.fromkeys(values for own in reads for values in own)
-        self.constants = [vs for vs in entering if vs not in made and _is_one_constant(graph, vs)]
-        own = [vs for vs in entering if vs not in made and vs not in self.constants]
-        self.shared = {vs for vs in own if program.is_shared(vs)}
-        self.entering = own
+        self.program, graph = program, program.graph
+        self.every = frozenset(k for own in copies for k in own)
+        self.operations = [[graph.operations[k] for k in own] for own in zip(*copies, strict=True)]
         inside = {v: {*own} for own in copies for k in own for v in graph.operations[k].outputs}
         read_by, ends = graph.readers(), {*graph.outputs}
-        self.leaving = [
+        self.leaving = {
             values
-            for own in results
-            for values in own
+            for own in self.operations
+            for values in _of_copies([op.outputs for op in own])
             if any(v in ends or not inside[v].issuperset(read_by[v]) for v in values)
-        ]
-        self._program = reads, results
-
-    @property
-    def stacked(self) -> list[_Values]:
-        """The values that enter of which there are stacks."""
-        return [vs for vs in self.entering if vs not in self.shared]
+        }
 
     def writer(self, made: Written, stacks: dict[_Values, int]) -> Callable[[], None]:
         """What writes the chain into a program that has some `stacks` already, which it adds to."""
 
         def write() -> None:
-            parts: list[_Values] = []  # of what enters: all copies, or what there is of all
-            for vs in self.entering:
-                one = stacks.get(vs, vs[0] if vs in self.shared else -1)
-                parts.append(vs if one < 0 else (one,))
-            run = self._run([len(vs) > 1 for vs in parts])
-            inputs = made.read([v for vs in parts for v in vs])
-            results = made.apply(run, inputs, self.operations[0][0])
-            whole, single = results[: len(self.leaving)], results[len(self.leaving) :]
-            stacks.update(zip(self.leaving, whole, strict=True))
-            every = [v for vs in self.leaving for v in vs]
-            made.stands.update(zip(every, single, strict=True))
+            for own in self.operations:
+                reads = [
+                    self._read(values, own[0], made, stacks)
+                    for values in _of_copies([op.inputs for op in own])
+                ]
+                results, each = made.at_once(self.program.graph, own[0], reads)
+                outputs = _of_copies([op.outputs for op in own])
+                for values, result in zip(outputs, results, strict=True):
+                    if each:
+                        stacks[values] = result
+                    else:  # all copies make the same
+                        made.stands.update(dict.fromkeys(values, result))
+            for own in self.operations:
+                for values in _of_copies([op.outputs for op in own]):
+                    if values in self.leaving and values in stacks:
+                        parts = made.apply(_apart, (stacks[values],), own[0])
+                        made.stands.update(zip(values, parts, strict=True))
 
         return write
 
-    def _run(self, apart: Sequence[bool]) -> Callable[..., list[Any]]:
-        """A function of what enters, an array of each copy where these are `apart`, that gives the
-        stacks of what leaves, and then their arrays."""
-        import jax
-        import jax.numpy as jnp
+    def _read(
+        self, values: _Values, reader: Operation, made: Written, stacks: dict[_Values, int]
+    ) -> Read:
+        """What all copies read in one place."""
+        if values not in stacks:
+            if _is_one_constant(self.program.graph, values):
+                return self.program.graph.constants[values[0]]
+            if self.program.is_shared(values):
+                return made.read(values[:1])[0], False
+            (stacks[values],) = made.apply(_stack, made.read(values), reader)
+        return stacks[values], True
 
-        from tapestry_egg.tracing.emit import emit
 
-        axes = tuple([None if vs in self.shared else 0 for vs in self.entering])
-        every = jax.vmap(emit(self._of_one_copy()), in_axes=axes)
+def _stack(*arrays: Any) -> Any:
+    """One array of many."""
+    import jax.numpy as jnp
 
-        def run(*arrays: Any) -> list[Any]:
-            left = iter(arrays)
-            given = [
-                jnp.stack([next(left) for _ in range(self.copies)]) if many else next(left)
-                for many in apart
-            ]
-            whole = every(*given)
-            copies = range(self.copies)
-            return [*whole, *[lax.index_in_dim(x, c, 0, False) for x in whole for c in copies]]
+    return jnp.stack(arrays)
 
-        lax = jax.lax
-        return run
 
-    def _of_one_copy(self) -> BlockGraph:
-        """The program of one copy. What enters in two ways, as what is the same in all copies may,
-        is two values."""
-        reads, results = self._program
-        numbers: dict[_Values, int] = {}
-        for values in (*self.entering, *self.constants, *[vs for own in results for vs in own]):
-            numbers.setdefault(values, len(numbers))
-        operations = [
-            replace(
-                own[0],
-                inputs=tuple([numbers[vs] for vs in read]),
-                outputs=tuple([numbers[vs] for vs in result]),
-            )
-            for own, read, result in zip(self.operations, reads, results, strict=True)
-        ]
-        return replace(
-            self.graph,
-            values=tuple([self.graph.values[vs[0]] for vs in numbers]),
-            operations=tuple(operations),
-            inputs=tuple([numbers[vs] for vs in self.entering]),
-            outputs=tuple([numbers[vs] for vs in self.leaving]),
-            constants={numbers[vs]: self.graph.constants[vs[0]] for vs in self.constants},
-            input_names=(),
-            output_names=(),
-            donated=(),
-        )
+def _apart(stack: Any) -> list[Any]:
+    """The arrays of a stack."""
+    from jax import lax
+
+    return [lax.index_in_dim(stack, k, 0, False) for k in range(stack.shape[0])]
 
 
 def _of_copies(values: Sequence[Sequence[int]]) -> list[_Values]:

@@ -151,6 +151,14 @@ def test_what_all_copies_read_is_not_stacked() -> None:
     assert sum(op.kernel == "stack" for op in made.operations) == 1
 
 
+def test_what_all_copies_make_is_made_once() -> None:
+    def step(xs: list[Array], w: Array) -> list[Array]:
+        return [(x @ (w @ w)) @ (w @ w) for x in xs]
+
+    graph, made = stacked(step, [drawn(8, 8, seed=k) for k in range(5)], drawn(8, 8, seed=9))
+    assert (count(graph), count(made)) == (11, 3)
+
+
 @pytest.mark.parametrize("one", range(5))
 def test_what_one_copy_has_of_its_own_may_be_what_all_read(one: int) -> None:
     graph, made = stacked(

@@ -299,29 +299,15 @@ class _Apart:
 
     def _at_once(self, k: int) -> None:
         """An operation of all rounds; of one where it is the same in each."""
-        from tapestry_egg.tracing.emit import emit
-
         op, body = self.body.operations[k], self.body
-        inputs = tuple(dict.fromkeys(v for v in op.inputs if v not in body.constants))
-        one = replace(
-            body,
-            operations=(op,),
-            inputs=inputs,
-            outputs=op.outputs,
-            constants={v: body.constants[v] for v in op.inputs if v in body.constants},
-            input_names=(),
-            output_names=(),
-            donated=(),
-        )
-        batched = [v in self.all for v in inputs]
-        given = [self.all[v] if v in self.all else self.same[v] for v in inputs]
-        run = emit(one)
-        if any(batched):
-            import jax
-
-            run = jax.vmap(run, in_axes=tuple([0 if b else None for b in batched]))
-        made = self.made.apply(run, given, op)
-        (self.all if any(batched) else self.same).update(zip(op.outputs, made, strict=True))
+        reads = [
+            body.constants[v]
+            if v in body.constants
+            else ((self.all[v], True) if v in self.all else (self.same[v], False))
+            for v in op.inputs
+        ]
+        made, each = self.made.at_once(body, op, reads)
+        (self.all if each else self.same).update(zip(op.outputs, made, strict=True))
 
     def _loop(self, given: Sequence[int], kept: Sequence[int]) -> None:
         """The loop, which is `given` values and keeps others."""

@@ -9,7 +9,10 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import GraphError
-from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+
+#: What an operation reads: a value, and whether that has one for each of many; or a constant.
+Read = tuple[int, bool] | np.ndarray
 
 
 @dataclass
@@ -60,3 +63,34 @@ class Written:
             op = replace(op, inputs=ins, outputs=outs, source=like.source, scope=like.scope)
             self.operations.append(op)
         return tuple([new[v] for v in made.outputs])
+
+    def at_once(
+        self, graph: BlockGraph, op: Operation, reads: Sequence[Read]
+    ) -> tuple[tuple[int, ...], bool]:
+        """The results of an operation of a graph, of many at once; and whether they are one for
+        each, as some of what it `reads` is."""
+        from tapestry_egg.tracing.emit import emit
+
+        ports = range(len(reads))
+        given = [p for p in ports if not isinstance(reads[p], np.ndarray)]
+        made = tuple(range(len(reads), len(reads) + len(op.outputs)))
+        run = emit(
+            replace(
+                graph,
+                values=tuple([graph.values[v] for v in (*op.inputs, *op.outputs)]),
+                operations=(replace(op, inputs=tuple(ports), outputs=made),),
+                inputs=tuple(given),
+                outputs=made,
+                constants={p: x for p, x in enumerate(reads) if isinstance(x, np.ndarray)},
+                input_names=(),
+                output_names=(),
+                donated=(),
+            )
+        )
+        read = [x for x in reads if not isinstance(x, np.ndarray)]
+        each = any(batched for _, batched in read)
+        if each:
+            import jax
+
+            run = jax.vmap(run, in_axes=tuple([0 if batched else None for _, batched in read]))
+        return self.apply(run, [v for v, _ in read], op), each
