@@ -50,8 +50,11 @@ def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
     written = Written(list(graph.values), dict(graph.constants))
     stacks: dict[_Values, int] = {}
     for k in order:
-        if k < 0 and written.takes(chains[~k].writer(written, stacks)):
-            continue
+        if k < 0:
+            known = dict(stacks)
+            if written.takes(chains[~k].writer(written, stacks)):
+                continue
+            stacks = known
         for n in (k,) if k >= 0 else sorted(chains[~k].every):
             op = graph.operations[n]
             written.operations.append(replace(op, inputs=written.read(op.inputs)))
