@@ -297,7 +297,8 @@ def _collective(
     text = given[part].text().replace(" ", "") if [*given] == [part] and len(state) == 1 else ""
     if text not in known:
         raise entry.error(
-            "is no collective of a state of one part", f"Write {part}: {' or '.join(known)}."
+            "`mesh` is one collective, of a state of one part",
+            f"Write {part}: {' or '.join(known)}.",
         )
     return text.partition("(")[0], _kinds(own) if own else kinds
 

@@ -60,14 +60,7 @@ def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
             written.operations.append(replace(op, inputs=written.read(op.inputs)))
     if not written.stands:
         return graph
-    changed = replace(
-        graph,
-        values=tuple(written.values),
-        operations=tuple(written.operations),
-        outputs=written.read(graph.outputs),
-        constants=written.constants,
-    )
-    return without_unread(changed)
+    return without_unread(written.program(graph))
 
 
 def _chains(graph: BlockGraph) -> list[_Chain]:
@@ -166,10 +159,11 @@ class _Program:
                 kinds.setdefault((int(self.net.kind[k]), self.step(k)), []).append(k)
         groups = []
         for own in kinds.values():
-            some: list[int] = []
-            for k in own:
-                if all(self.are_apart(k, n) for n in some):
+            some, bits = list[int](), 0
+            for k in own:  # none is made of a later one
+                if not self.before[k] & bits:
                     some.append(k)
+                    bits |= 1 << k
             if len(some) >= LEAST_COPIES:
                 groups.append(some)
         every = sum(1 << k for own in groups for k in own)
@@ -192,13 +186,20 @@ class _Program:
         with operations that are `taken`, or made of another: [copies][operations]."""
         found: list[list[int]] = []
         used = {*np.flatnonzero(taken).tolist()}
+        # Of each place in the chain the operations that copies have there, and what these are made
+        # of: a bit for each.
+        there, below = ([0] * len(known[0]) for _ in range(2))
 
         def add(own: Sequence[int]) -> None:
             free = used.isdisjoint(own) and len({*own}) == len(own)
-            apart = (self.are_apart(a, b) for x in found for a, b in zip(x, own, strict=True))
-            if free and all(apart):
+            if free and not any(
+                self.before[k] & there[n] or below[n] >> k & 1 for n, k in enumerate(own)
+            ):
                 found.append([*own])
                 used.update(own)
+                for n, k in enumerate(own):
+                    there[n] |= 1 << k
+                    below[n] |= self.before[k]
 
         for own in known:
             add(own)
@@ -208,7 +209,9 @@ class _Program:
             # The n-th step of an iteration is a copy of other n-th ones.
             for k in np.flatnonzero(self.net.kind == self.net.kind[last[0]]).tolist():
                 if k not in used and self.step(k) == step:
-                    add(self._alike(found[0], last[0], k) or found[0])
+                    image = self._alike(found[0], last[0], k)
+                    if image is not None:
+                        add(image)
         return found
 
     def _is_read(self, k: int, model: Sequence[int]) -> bool:
@@ -375,7 +378,7 @@ class _Positions:
         return work / (1.0 + stacks), -leaving, -len(some)
 
 
-#: A value of every copy; one for all where they have it in common.
+#: A value of every copy.
 _Values = tuple[int, ...]
 
 

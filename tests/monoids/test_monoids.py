@@ -304,7 +304,11 @@ def test_sums_of_floats_are_not_exact(tmp_path: Path) -> None:
         ("where(b", "median(b", "no function 'median'"),
         ("where(b.kept == 0, a.kept, b.kept)", "max(a.kept)", "max takes 2 arguments, not 1"),
         ("where(b.kept == 0, a.kept, b.kept)", "psum(a.kept)", "no function 'psum'"),
-        ("commutative: false", "mesh: {kept: psum(kept) + 1}", "no collective of a state of one"),
+        (
+            "commutative: false",
+            "mesh: {kept: psum(kept) + 1}",
+            "is one collective, of a state",
+        ),
         ("[int]", "[number]", "'number' is none of"),
         ("  wrap: {kept: x}\n", "", "'wrap' is missing in monoid 'last'"),
         ("dtype: x", "dtype: y", "neither a part of the element nor a dtype"),

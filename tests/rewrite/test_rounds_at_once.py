@@ -13,14 +13,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.streams.apart import RULE, with_rounds_at_once
 from tapestry_egg.tracing.emit import emit
+from tests.rewrite.unbatched import DOUBLED, add_doubled
 
 ROUNDS, ROWS, WIDTH = 5, 3, 4
 Step = Callable[[Any, Any], tuple[Any, Any]]
@@ -193,20 +192,9 @@ def test_numbers_are_drawn_as_in_the_loop(generator: str) -> None:
     agree(graph, changed, keys, x)
 
 
-DOUBLED = Primitive("doubled")
-DOUBLED.def_abstract_eval(lambda x: x)
-mlir.register_lowering(DOUBLED, mlir.lower_fun(lambda x: 2.0 * x, multiple_results=False))
-
-
 def test_kernels_without_a_rule_for_many_rounds_leave_their_loop_as_it_is(tmp_path: Path) -> None:
     """So may be a user's own, whose template says that it goes element by element."""
-    template = tmp_path / "doubled.yaml"
-    template.write_text(
-        "doubled:\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: $x.dtype}\n  fusion: loop\n"
-        "  flops: 1\n",
-        "utf-8",
-    )
-    registry.add_templates(template)
+    add_doubled(tmp_path)
 
     def run(w: Any, x: Any) -> Any:
         def step(h: Any, x: Any) -> tuple[Any, Any]:

@@ -14,12 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
-from jax.extend.core import Primitive
-from jax.interpreters import mlir
 
 import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
-from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite.stacked import RULE, with_stacked_copies
@@ -27,6 +24,7 @@ from tapestry_egg.rewrite.streams.streamed import RULESET
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
+from tests.rewrite.unbatched import DOUBLED, add_doubled
 
 Array = Any
 NEWTON = 0.05 * np.array([3.4445, -4.7750, 2.0315], np.float32)
@@ -246,23 +244,12 @@ def test_effects_keep_their_order() -> None:
     assert printed == [[(8, 8), (3,)]] * 2
 
 
-TRIPLED = Primitive("tripled")
-TRIPLED.def_abstract_eval(lambda x: x)
-mlir.register_lowering(TRIPLED, mlir.lower_fun(lambda x: 3.0 * x, multiple_results=False))
-
-
 def test_chains_with_a_kernel_that_has_no_rule_for_stacks_stay_as_they_are(tmp_path: Path) -> None:
     """So may be a user's own. Another chain reads what that one makes."""
-    template = tmp_path / "tripled.yaml"
-    template.write_text(
-        "tripled:\n  inputs: {x: }\n  out: {shape: $x.shape, dtype: $x.dtype}\n  fusion: loop\n"
-        "  flops: 1\n",
-        "utf-8",
-    )
-    registry.add_templates(template)
+    add_doubled(tmp_path)
 
     def step(xs: list[Array]) -> list[Array]:
-        first = [TRIPLED.bind(x @ x.T @ x) @ x.T for x in xs]
+        first = [DOUBLED.bind(x @ x.T @ x) @ x.T for x in xs]
         whole = sum(y.sum() for y in first)
         return [(y * whole) @ y @ y for y in first]
 
@@ -271,7 +258,7 @@ def test_chains_with_a_kernel_that_has_no_rule_for_stacks_stay_as_they_are(tmp_p
     made = with_stacked_copies(graph)
     verify_graph(made)
     kernels = [op.kernel for op in made.operations]
-    assert kernels.count("tripled") == 5 and count(made) == 15 + 2
+    assert kernels.count("doubled") == 5 and count(made) == 15 + 2
     both = jax.jit(lambda *flat: (emit(graph)(*flat), emit(made)(*flat)))
     for want, found in zip(*both(*arguments), strict=True):
         np.testing.assert_allclose(found, want, rtol=2e-5)

@@ -57,14 +57,7 @@ def with_rounds_at_once(graph: BlockGraph, states: bool = False) -> BlockGraph:
         op = replace(op, inputs=made.read(op.inputs))
         if k not in parts or not made.takes(_Apart(op, parts[k], made, known).write):
             made.operations.append(op)
-    changed = replace(
-        graph,
-        values=tuple(made.values),
-        operations=tuple(made.operations),
-        outputs=made.read(graph.outputs),
-        constants=made.constants,
-    )
-    return without_unread_streams(changed)
+    return without_unread_streams(made.program(graph))
 
 
 def has_states(graph: BlockGraph) -> bool:

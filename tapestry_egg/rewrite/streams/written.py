@@ -28,6 +28,16 @@ class Written:
         """What is read for some values."""
         return tuple([self.stands.get(v, v) for v in values])
 
+    def program(self, graph: BlockGraph) -> BlockGraph:
+        """What is written, in the place of the program given."""
+        return replace(
+            graph,
+            values=tuple(self.values),
+            operations=tuple(self.operations),
+            outputs=self.read(graph.outputs),
+            constants=self.constants,
+        )
+
     def value(self, type_: TensorType) -> int:
         """A new value."""
         self.values.append(type_)
