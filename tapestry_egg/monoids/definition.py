@@ -296,10 +296,8 @@ def _collective(
     part, known = state[0].name, [f"{name}({state[0].name})" for name in _COLLECTIVES]
     text = given[part].text().replace(" ", "") if [*given] == [part] and len(state) == 1 else ""
     if text not in known:
-        raise entry.error(
-            "`mesh` is one collective, of a state of one part",
-            f"Write {part}: {' or '.join(known)}.",
-        )
+        hint = f"Write {part}: {' or '.join(known)}."
+        raise entry.error("`mesh` is one collective, of a state of one part", hint)
     return text.partition("(")[0], _kinds(own) if own else kinds
 
 
