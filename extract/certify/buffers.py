@@ -37,10 +37,11 @@ def buffers(
     passing_by: Callable[[Layout], float],
     late: bool = False,
     left: int | None = None,
+    turned: tuple[int, int] | None = None,
 ) -> list[Buffer]:
     """All arrays that hold value v, produced as `have`; `late` where it is added up of parts,
     when the kernel that makes these is over; from tick `left` on only copies of it, or of views
-    of it, are in memory.
+    of it, are in memory. It is `turned` beside an old state from one tick up to before another.
 
     A block takes `size` bytes, one on the way to a copy what it is `passing_by`.
     `needs[u]` are the layouts in which unit u reads it, `back` the units that need something
@@ -70,12 +71,15 @@ def buffers(
                     at = max(joined[need] for need in needs[last[0]])
                 end = max(begin, at + 1, *others)
         found.append(Buffer(begin, end, size(have), have))
+    if turned is not None:
+        found.append(Buffer(*turned, size(have), have))
     made = lives.root(lives.maker[v])
     looped = made.port in ("carry", "stack") and v == made.outputs[-1]
     for u, needed in needs.items():
         # What a loop carries in another layout is in no place of an old state.
         port = lives.root(u).port
-        if looped and not lives.owns_memory(v) and have not in needed and port in _RENEWING:
+        beside = looped and turned is None and not lives.owns_memory(v)
+        if beside and have not in needed and port in _RENEWING:
             begin = lives.made(v) + 1
             found.append(Buffer(begin, max(begin, lives.read(u, v)), size(have), have))
         if have in needed and (u, v) in lives.doubled:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import TensorType, itemsize
+from tapestry_egg.extract.problem.problem import Floats
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.costs import (
     collective_seconds,
@@ -17,7 +18,7 @@ from tapestry_egg.machine.costs import (
     copying_seconds,
 )
 from tapestry_egg.machine.energy import collective_joules, joules
-from tapestry_egg.machine.split_products import SplitK, split_scratch
+from tapestry_egg.machine.split_products import SplitK, multiplied, split_scratch
 from tapestry_egg.machine.tables.gemm import Gemm
 from tapestry_egg.machine.target import Target
 from tapestry_egg.machine.tiles import Tiles, stored_bytes
@@ -147,12 +148,9 @@ def _split(
     if target.split_k is None or gemm is None or not products:
         return 0.0
     if products[0].by_vector:
-        return (
-            gemm.batch * gemm.m * gemm.n * gemm.k * itemsize(gemm.out)
-            if products[0].adds_columns
-            else 0.0
-        )
-    return _split_product(gemm, target.split_k)
+        columns = products[0].adds_columns
+        return _parts(gemm, target.split_k, multiplied) if columns else 0.0
+    return _parts(gemm, target.split_k, split_scratch)
 
 
 def _gemm(
@@ -166,10 +164,12 @@ def _gemm(
 
 
 @lru_cache(maxsize=1 << 12)
-def _split_product(gemm: Gemm[float], costs: SplitK) -> float:
+def _parts(
+    gemm: Gemm[float], costs: SplitK, scratch: Callable[[Gemm[Floats], SplitK], Floats]
+) -> float:
     """The parts of one product of matrices; the plans of a front have many alike."""
     batch, m, n, k = [np.array(x) for x in (gemm.batch, gemm.m, gemm.n, gemm.k)]
-    return float(split_scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
+    return float(scratch(Gemm(batch, m, n, k, gemm.lhs, gemm.rhs, gemm.out), costs))
 
 
 def _extents(

@@ -37,6 +37,7 @@ from tapestry_egg.plans.exchanges import Exchange, Reader, exchanges, sent_toget
 from tapestry_egg.plans.plan import BodyPlan, Change, Plan, PlannedCollective, Strategy
 from tapestry_egg.plans.planned import planned_collectives
 from tapestry_egg.schedule.flatten import FlatProgram, Instance
+from tapestry_egg.schedule.lifetimes import Lives
 from tapestry_egg.schedule.units import Unit
 from tapestry_egg.shard.neighbours import (
     ExchangeCosts,
@@ -429,7 +430,8 @@ class Walk:
                 )
                 size = partial(inside, windows=self.ground.windows.get(v, ()))
                 late = parts > 0.0
-                read = needs, back, copies, size, inside, late, self._left(v)
+                ends = self._left(v), self.turned(lives, v)
+                read = needs, back, copies, size, inside, late, *ends
                 for x in buffers(lives, v, self.given[v], *read):
                     yield v, x
             beside = self.exchanged(unit)
@@ -449,6 +451,14 @@ class Walk:
         and nothing else needs it."""
         x = self.ground.left.get(v)
         return x.until if x and x.copied(self.given, self.needed) else None
+
+    def turned(self, lives: Lives, v: FlatId) -> tuple[int, int] | None:
+        """From when up to before when a loop has its new state turned, beside the old one."""
+        if (known := lives.turned(v)) is None:
+            return None
+        way, begin, end = known
+        block = self.given[v].local_shape(self.program.types[v].shape, self.mesh)
+        return (begin, end) if way.within(block) else None
 
     def readers_of(self, move: Move) -> tuple[int, ...]:
         """The units for which a copy is there: all that might take one that is kept."""

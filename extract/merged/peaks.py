@@ -281,7 +281,8 @@ class Peaks:
                 begin = at if one.begin == one.at else min(at, lives.tick(one.begin // 2))
                 copies.append(replace(one, begin=begin, at=at))
         have, left = walk.given[x.number], self._left(x.number, lives)
-        read = x.needs, x.back, copies, x.size, x.inside, x.late, left
+        ends = left, walk.turned(lives, x.number)
+        read = x.needs, x.back, copies, x.size, x.inside, x.late, *ends
         return [(x.number, b) for b in buffers(lives, x.number, have, *read)]
 
     def _left(self, v: FlatId, lives: Lives) -> int | None:

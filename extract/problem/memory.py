@@ -162,7 +162,7 @@ class Memory:
         """The array of a value as its unit makes it, where the unit runs as `rows` say; what is
         added up of `parts` is there a tick later."""
         if self.lives.free[v]:
-            return ()
+            return self._turned(v, rows)
         table, gives = self.columns.table(v), self.columns.gives(v)
         size = self._sizes(v)
         begin, end = self._span(v)
@@ -193,6 +193,22 @@ class Memory:
             return uses
 
         return self._occupied(counted)
+
+    def _turned(self, v: int, rows: Ints) -> tuple[Use, ...]:
+        """What a loop has turned of a new state, beside the old one, per row."""
+        if v not in self.lives.turned:
+            return ()
+        way, begin, end = self.lives.turned[v]
+        gives = self.columns.gives(v)
+
+        def amounts() -> Floats:
+            shape, mesh = self.program.types[v].shape, self.choices.mesh
+            layouts = self.columns.table(v).layouts
+            turned = [way.within(x.local_shape(shape, mesh)) for x in layouts]
+            return np.where(turned, self._sizes(v), 0.0)[gives[rows]]
+
+        whole = self.once(amounts, "turned", way, self.columns.table(v), gives, rows)
+        return self._occupied(lambda count: [Use(begin, end, self._array(count, whole))])
 
     def running(self, u: int, scratch: Floats, parts: Floats) -> tuple[Use, ...]:
         """What a unit's kernel takes for itself while it runs, per row, and what it makes that is
@@ -363,7 +379,8 @@ class Memory:
             add(0, at + 1, of.places)
         if straight:  # a copy that others share stays as it was gathered
             add(at + 1, ends + 1, of.beside)
-        if free and self._is_loops(v) and self._port(reader) in ("state", "carry"):
+        beside = free and v not in self.lives.turned and self._is_loops(v)
+        if beside and self._port(reader) in ("state", "carry"):
             # What a loop carries in another layout has an array of its own.
             array(self.lives.made[v] + 1, at, "not in the old one's place")
         if (reader, v) in self.lives.copied:

@@ -6,8 +6,8 @@ assignment over a sequential schedule (xla/service/buffer_assignment.cc): a buff
 instruction that defines it to its last reader, and
 
 - inputs live throughout, and so do the program's results once made; a donated input's buffer
-  serves the new state that takes its place, if nothing reads the old one after that, and no
-  loop that leaves it has it turned all along (`schedule/lying.py`);
+  serves the new state that takes its place, if nothing reads the old one after that; where a loop
+  that leaves it has it turned all along (`schedule/lying.py`), there is another array beside;
 - an elementwise result takes over the buffer of an operand of the same type that dies there, unless
   the kernel that makes it reduces its rows, too (columns are reduced by another), and a scatter
   that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
@@ -42,7 +42,7 @@ from tapestry_egg.machine.compiler_choices import FusionCosts
 from .flatten import Instance
 from .inlining import Fusion, fusion
 from .leaving import Leaving, PassedOn, doubled, leaving
-from .lying import cut_inside, renewed, turned_in_loops
+from .lying import Turned, cut_inside, renewed, turned_in_loops
 from .schedules import Schedule
 from .units import Unit, is_view
 
@@ -69,6 +69,7 @@ class Lifetimes:
     within: tuple[bool, ...]
     copied: frozenset[tuple[int, int]]
     leaving: dict[tuple[int, FlatId], tuple[FlatId, int]]
+    turned: dict[int, tuple[Turned, int, int]]
     times: int
 
 
@@ -137,6 +138,7 @@ class Lives:
             self._fused.within,
             frozenset(self.doubled),
             {(u, v): (x.source, x.until) for x in self.leaving.values() for u, _, v in x.path},
+            {v: x for v in self._turned if (x := self.turned(v)) is not None},
             self.end,
         )
 
@@ -171,6 +173,13 @@ class Lives:
         if not olds or root.port in ("input", "state", "stream", "branch"):
             return True
         return not self._is_next(v, olds[-1])
+
+    def turned(self, v: int) -> tuple[Turned, int, int] | None:
+        """Where a loop leaves v in an old state's place and may have it turned while it runs: from
+        which tick up to before which that is beside the old one."""
+        if v not in self._turned or self.owns_memory(v):
+            return None
+        return self._turned[FlatId(v)], self.birth(v), min(self.death(v) + 2, self.end)
 
     def _is_copied(self, u: int) -> bool:
         """Whether something is held beside a carry, of unit u, until all carries are written: its
@@ -219,12 +228,13 @@ class Lives:
             found |= more
 
     def _is_next(self, v: int, old: int) -> bool:
-        """Whether a new state is written where the old one was: not where a loop has it turned."""
-        return v not in self._turned and self._in_place(v, (old,), self._alike(v))
+        """Whether a new state is written where the old one was."""
+        return self._in_place(v, (old,), self._alike(v))
 
     @cached_property
-    def _turned(self) -> frozenset[FlatId]:
-        return turned_in_loops(self.schedule, self.epilogues)
+    def _turned(self) -> Mapping[FlatId, Turned]:
+        of = self.schedule, self.epilogues
+        return self.schedule.once(lambda: turned_in_loops(*of), "turned in loops", self.epilogues)
 
     def _in_place(self, v: int, old: tuple[int, ...], over: set[int]) -> bool:
         """Whether a next value is written where the old one was, which then is read no more: before
@@ -274,7 +284,9 @@ class Lives:
 
     def _is_reduced(self, v: int) -> bool:
         """Whether a sum or the like is taken of a value along its last dim, which then one kernel
-        makes with it."""
+        makes with it; not where a part of it is written into what was there."""
+        if self.root(self.maker[v]).signature.writes:
+            return False
         roots = [self.root(u) for u in self.users.get(v, [])]
         return any(
             not x.port and x.signature.fusion == "reduce" and x.signature.reduces_rows

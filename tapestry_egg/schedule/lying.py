@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation
@@ -185,19 +186,37 @@ def cut_inside(schedule: Schedule, fused: Fusion, epilogues: bool = False) -> fr
     return frozenset({*found, *renewed(schedule).values()})
 
 
-def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[FlatId]:
-    """What loops leave and have turned all along, since products in them read it so: carries, as
-    they are or slice by slice, with parts of them written anew.
+@dataclass(frozen=True, slots=True)
+class Turned:
+    """Products, with the operands, that read what a loop carries, or slices of it: on a device
+    where one of them wants the dims of its block in another order, it is turned all along."""
+
+    operands: tuple[tuple[OperationSignature, int], ...]
+
+    def within(self, block: Sequence[int]) -> bool:
+        """Whether a carry of which a device has such a block lies turned while the loop runs; a
+        slice of it has the last of its dims."""
+        return any(
+            turned_for_product(x, p, range(n), block[len(block) - n :]) is not None
+            for x, p in self.operands
+            if (n := x.input_types[p].rank) <= len(block)
+        )
+
+
+def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> Mapping[FlatId, Turned]:
+    """What loops leave and may have turned all along, since products in them read it so: carries,
+    as they are or slice by slice, with parts of them written anew.
 
     A model of XLA's layout assignment (xla/service/gpu/transforms/layout_assignment.cc, and
     xla/service/layout_assignment.cc): a product wants the dims of an operand that it runs through
     as a batch one next to the other in memory, so those that it sums and all others, and none of
     the batch last. What else a loop does with a carry takes any order; so it is turned once before
-    the loop and once behind it, and not in every round. With `epilogues`, of XLA for TPUs, it is
-    not known.
+    the loop and once behind it, and not in every round. Dims of one element have no place in that
+    order: heads that are cut over as many devices are no batch on one of them. With `epilogues`, of
+    XLA for TPUs, it is not known.
     """
     if epilogues:
-        return frozenset()
+        return {}
     program = schedule.program
     readers: dict[FlatId, list[Instance]] = {}
     for x in program.instances:
@@ -205,11 +224,12 @@ def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[Fl
             readers.setdefault(v, []).append(x)
     slices = {schedule.units[u].root for u in renewed(schedule).values()}
     roots = {program.instances[i].inputs: program.instances[i] for i in slices}
-    found = set()
+    found = {}
     for carry in program.instances:
         if carry.port != "carry":
             continue
         seen, todo = set[FlatId](), list(carry.outputs[:-1])
+        operands: list[tuple[OperationSignature, int]] = []
         while todo:
             v = todo.pop()
             seen.add(v)
@@ -217,23 +237,23 @@ def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> frozenset[Fl
                 same = any(x.inputs[p] == v for p in x.signature.writes[:1])
                 if same or roots.get(x.inputs) is x:
                     todo += [w for w in x.outputs if w not in seen]
-                elif not x.port and any(
-                    w == v and _is_turned(x.signature, p) for p, w in enumerate(x.inputs)
-                ):
-                    found.add(carry.outputs[-1])
-    return frozenset(found)
-
-
-def _is_turned(signature: OperationSignature, p: int) -> bool:
-    """Whether a product wants operand p in another order than that of its dims as written."""
-    return turned_for_product(signature, p, range(signature.input_types[p].rank)) is not None
+                elif not x.port and x.signature.is_product:
+                    operands += [(x.signature, p) for p, w in enumerate(x.inputs) if w == v]
+        turned = Turned(tuple(operands))
+        if turned.within(program.types[carry.outputs[-1]].shape):
+            found[carry.outputs[-1]] = turned
+    return found
 
 
 def turned_for_product(
-    signature: OperationSignature, p: int, written: Sequence[int]
+    signature: OperationSignature,
+    p: int,
+    written: Sequence[int],
+    block: Sequence[int] | None = None,
 ) -> tuple[int, ...] | None:
     """The order in which a product has the dims of operand p laid, if it does not take the one in
-    which they lie, `written`, both from major to minor: None where it does.
+    which they lie, `written`, both from major to minor: None where it does. Of a device's `block`
+    of the operand where that is given.
 
     It takes what it runs through as a batch, what it sums and what it keeps each in a row, no batch
     last; else it has the batch first, then for its left operand what it keeps, for its right one
@@ -248,8 +268,8 @@ def turned_for_product(
     ):
         return None
     kinds: dict[int, str] = {}
-    rows = zip(signature.inputs[p].matrix, signature.input_types[p].shape, strict=True)
-    for k, (row, n) in enumerate(rows):
+    extents = signature.input_types[p].shape if block is None else block
+    for k, (row, n) in enumerate(zip(signature.inputs[p].matrix, extents, strict=True)):
         for d, a in enumerate(row):
             if a and n > 1:
                 kinds[k] = "batch" if d in gemm.batch else "summed" if d in gemm.k else "kept"

@@ -230,7 +230,8 @@ class WayCosts:
             return np.zeros(ways)
         (product,) = (s for s in members if s.contracts)
         if product.by_vector:
-            return multiplied(gemm) if product.adds_columns else np.zeros(ways)
+            columns = product.adds_columns
+            return multiplied(gemm, self.target.split_k) if columns else np.zeros(ways)
         return split_scratch(gemm, self.target.split_k)
 
     def _sent(self, signature: OperationSignature) -> tuple[float, float]:

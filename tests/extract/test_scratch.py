@@ -154,12 +154,22 @@ def test_parts_of_a_sum_are_added_up_when_what_they_are_made_of_is_gone() -> Non
     holds_on_h100(plan)
 
 
-@pytest.mark.parametrize(("vector", "stored"), [("rows", 1), ("columns", 0)])
-def test_a_vector_s_products_are_stored_before_columns_are_added_up(
-    vector: str, stored: int
+@pytest.mark.parametrize(
+    ("vector", "rows", "columns", "stored"),
+    [
+        ("rows", 4096, 512, 1),
+        ("columns", 4096, 512, 0),
+        ("rows", 4096, 4096, 0),
+        ("rows", 256, 512, 0),
+        ("rows", 512, 512, 1),
+        ("rows", 8192, 512, 0),
+    ],
+)
+def test_a_vector_s_products_are_stored_before_few_columns_are_added_up(
+    vector: str, rows: int, columns: int, stored: int
 ) -> None:
-    """Rows are added up as they are made. The search counts so, and the certificate."""
-    rows, columns = 4096, 512
+    """Rows are added up as they are made, and so are few rows of columns, and many columns. The
+    search counts so, and the certificate."""
     shapes = {"rows": (1, rows), "columns": (columns, 1)}
 
     def f(x: jax.Array, v: jax.Array) -> jax.Array:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from jax import lax
 
 import tapestry_egg as te
 from models import gpt2
@@ -25,6 +26,7 @@ from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.plan import Plan
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
@@ -425,6 +427,49 @@ def test_xla_for_h100_holds_what_a_plan_of_two_carries_promises(name: str, donat
     front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
     compiled = hlo_stats(te.compile(front[0], devices).compile())
     assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
+
+
+#: Rows of a batch, places, heads and width of a cache that a loop writes one place of a round.
+CACHE = (16, 256, 8, 64)
+ROWS, HEADS = ("x", None, None, None), (None, None, "x", None)
+
+
+@cache
+def cached(cut: tuple[str | None, ...], queries: int) -> Plan:
+    """A plan of a loop that decodes with so many queries for a head of its donated cache, which is
+    cut so over eight devices."""
+
+    def decode(cache: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
+        def step(t: Any, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            cache, q = given
+            cache = lax.dynamic_update_slice_in_dim(cache, q[:, None, :, 0], t, axis=1)
+            scores = jnp.einsum("bhqk,bthk->bhqt", q, cache)
+            return cache, jnp.einsum("bhqt,bthk->bhqk", scores, cache)
+
+        return lax.fori_loop(0, CACHE[1], step, (cache, q))
+
+    shapes = CACHE, (CACHE[0], CACHE[2], queries, CACHE[3])
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    program = te.trace(decode, *types, donate_argnums=(0, 1))
+    pins = {"[0]": cut, "[1]": (cut[0], cut[2], None, None)}
+    return te.optimize(program, "h100:8", pins=pins, settings=te.Settings(forms=0, work=0.2))[0]
+
+
+@pytest.mark.parametrize(
+    ("cut", "queries", "blocks"), [(ROWS, 4, 2), (HEADS, 4, 1), (ROWS, 1, 1), (HEADS, 1, 1)]
+)
+def test_a_cache_is_turned_where_a_device_multiplies_several_heads_of_it(
+    cut: tuple[str | None, ...], queries: int, blocks: int
+) -> None:
+    """One head is no batch, and what multiplies a vector reads any order: such a cache is renewed
+    in place. XLA for H100 holds as much."""
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    plan = cached(cut, queries)
+    block = int(np.prod(CACHE)) // 8 * 4
+    assert plan.costs.peak_bytes == pytest.approx(blocks * block, rel=0.1)
+    compiled = hlo_stats(te.compile(plan, h100s()).compile())
+    assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.05)
 
 
 def test_xla_for_h100_needs_what_was_predicted() -> None:
