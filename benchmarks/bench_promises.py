@@ -13,8 +13,9 @@ recompute, and others in between. `peak` is arguments + outputs - aliased + temp
 device; its error is compiled over promised, less one. Bytes on the wire are payloads by kind and
 group; their error is the largest, by kind and group, as a share of all that is sent. Nothing runs,
 and no device is needed. With `--cache` modules that were compiled before are not compiled again.
-Products are XLA's own kernels then. An H100 on which it tries them out has cuBLAS make large ones:
-with `--library` that makes all, and programs of some GiB hold what they held on the device.
+Products are XLA's own kernels then, or all are cuBLAS's with `--library`; an H100 on which XLA tries
+them out has cuBLAS make large ones. So what a plan promises is counted here for products made as
+they are compiled here.
 
 TPUs hold small arrays in memory on the chip, which XLA leaves out of the temporaries: plans for
 them are compiled with every array in the memory that is promised. Their compiler leaves holes
@@ -31,6 +32,7 @@ import os
 import statistics
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +44,6 @@ from . import programs
 
 if TYPE_CHECKING:
     from tapestry_egg.machine import Target
-    from tapestry_egg.pipeline import Front
     from tapestry_egg.plans.plan import Plan
     from tapestry_egg.runtime.compiled import CompiledPlan
     from tapestry_egg.tracing.trace import Program
@@ -68,6 +69,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     simulate_devices(1)
     from jax.errors import JaxRuntimeError
 
+    import tapestry_egg as te
+
     from .bench_strategies import devices_of
 
     try:
@@ -88,8 +91,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 made = programs.small(name) if options.small else programs.described(name, sizes)
                 traced = made.trace()
                 front = front_of(name, traced, options.target, options.work, options.kept)
-                given = options.count, devices, options.cache, options.library
-                told[name] = measured(front, *given)
+                machine = compiling(te.load_target(options.target), options.library)
+                plans = recounted(chosen(front, options.count), traced, machine)
+                told[name] = measured(plans, devices, options.cache, options.library)
             except (TapestryError, JaxRuntimeError) as error:  # or XLA cannot compile it
                 told[name] = {"fails": str(error)}
         failed |= "fails" in told[name]
@@ -111,7 +115,8 @@ def front_of(name: str, traced: Program, target: str, work: float, kept: Path | 
     words = "-".join((name, target)).replace(":", "-")
     path = kept / f"{words}.json" if kept else None
     if path and path.exists():
-        return recounted(te.load(path, certify=False), traced, te.load_target(target))
+        plans = te.load(path, certify=False)
+        return recounted(list(plans), traced, te.load_target(target))
     front = te.optimize(traced, target, ("seconds", "peak_bytes"), settings=Settings(work=work))
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -119,15 +124,21 @@ def front_of(name: str, traced: Program, target: str, work: float, kept: Path | 
     return list(front)
 
 
-def recounted(front: Front, traced: Program, machine: Target) -> list[Plan]:
-    """Plans of a program with the costs that the model finds of them now on a machine."""
-    from dataclasses import replace
+def compiling(machine: Target, library: bool) -> Target:
+    """A machine whose products are made as they are compiled: all by the library, or none."""
+    if machine.fusing is None:
+        return machine
+    made = 0 if library else None
+    return replace(machine, fusing=replace(machine.fusing, library_bytes=made))
 
+
+def recounted(plans: Sequence[Plan], traced: Program, machine: Target) -> list[Plan]:
+    """Plans of a program with the costs that the model finds of them now on a machine."""
     from tapestry_egg.extract.certify.recount import Ground, Walk
     from tapestry_egg.schedule.of_plans import plan_schedule
 
     found = []
-    for plan in front:  # one that merges collectives has an order of its own
+    for plan in plans:  # one that merges collectives has an order of its own
         ground = Ground(plan_schedule(plan.body, dict(plan.origin.feedback)), machine)
         found.append(replace(plan, costs=Walk(plan, ground).certificate().costs, program=traced))
     return found
@@ -144,15 +155,11 @@ def chosen(front: Sequence[Plan], count: int) -> list[Plan]:
 
 
 def measured(
-    front: Sequence[Plan],
-    count: int,
-    devices: Sequence[Any],
-    cache: Path | None,
-    library: bool = False,
+    plans: Sequence[Plan], devices: Sequence[Any], cache: Path | None, library: bool = False
 ) -> dict[str, Any]:
     """The rows of one program."""
     rows = []
-    for plan in chosen(front, count):
+    for plan in plans:
         compiled = compiled_as(plan, devices, cache, library)
         rows.append(
             {
