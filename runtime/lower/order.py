@@ -215,7 +215,7 @@ def made_for_all(
 ) -> frozenset[int]:
     """Operations with results in memory that a compiler would make again for some readers.
 
-    XLA for GPUs stores for products what they read, and lets kernels that go element by element
+    XLA for GPUs stores for products and the like what they read, and lets kernels that go element by element
     compute it again where these need something of such a product first; so what it is made of is
     held for them. It so adds up the parts of a product (`machine/split_products.py`) in every such
     kernel, and holds them until the last: a plan has them for as long as their sum is made. What
@@ -237,16 +237,16 @@ def made_for_all(
         readers = _kernels_behind(plan, unit.outputs[0], kernels)
         loops = {r for r in readers if _goes_by_elements(plan, r)}
         others = readers - loops
-        if not loops or (others and not loops <= _behind(plan, others, max(loops))):
+        if not loops:
             continue
         if x.fusion == "loop":
             local = layouts[v].local_shape(body.graph.values[v].shape, mesh)
             amount = TensorType(local, body.graph.values[v].dtype).nbytes
-            multiplied = any(
-                program.instances[plan.units[r].root].signature.multiplies for r in others
-            )
-            if v in stored and multiplied and amount >= SMALL:
+            made = {program.instances[plan.units[r].root].signature.fusion for r in others}
+            if v in stored and "kernel" in made and amount >= SMALL:
                 found.add(k)
+        elif others and not loops <= _behind(plan, others, max(loops)):
+            continue
         elif costs is not None and x.is_product and not x.by_vector and not layouts[v].partial:
             following = next((r for r in range(u + 1, len(kernels)) if kernels[r]), None)
             if readers != {following} and _parts(x, body, k, mesh, costs) >= SMALL:
