@@ -216,8 +216,8 @@ def made_for_all(
     """Operations with results in memory that a compiler would make again for some readers.
 
     XLA for GPUs stores for products and the like what they read, and lets kernels that go element by element
-    compute it again where these need something of such a product first; so what it is made of is
-    held for them. It so adds up the parts of a product (`machine/split_products.py`) in every such
+    compute it again where these need something that is computed of it first; so what it is made
+    of is held for them. It so adds up the parts of a product (`machine/split_products.py`) in every such
     kernel, and holds them until the last: a plan has them for as long as their sum is made. What
     the very next kernel alone reads is gone with it; what devices combine is added up for that.
     """
@@ -240,6 +240,8 @@ def made_for_all(
         if not loops:
             continue
         if x.fusion == "loop":
+            if loops.isdisjoint(_behind(plan, readers, max(loops))):
+                continue  # one kernel makes it, and what is computed of it
             local = layouts[v].local_shape(body.graph.values[v].shape, mesh)
             amount = TensorType(local, body.graph.values[v].dtype).nbytes
             made = {program.instances[plan.units[r].root].signature.fusion for r in others}

@@ -64,6 +64,12 @@ def behind_order(x: Any, w: Any) -> Any:
     return jnp.sort(t, axis=-1) * t
 
 
+def behind_sums(x: Any, w: Any) -> Any:
+    """Of which something beside that kernel needs sums, and no order."""
+    t = x * w
+    return jnp.sort(t, axis=-1), t * t.sum(-1, keepdims=True)
+
+
 def in_parts(x: Any, w: Any) -> Any:
     """A product of few tiles and many terms, read before and after the next product."""
     y = x @ w
@@ -85,7 +91,8 @@ def in_parts_for_products(x: Any, w: Any) -> Any:
     [
         (behind, 64, [(64, 64)]),
         (beside, 64, []),
-        (behind_order, 64, []),
+        (behind_order, 64, [(64, 64)]),
+        (behind_sums, 64, [(64, 64)]),
         (in_parts, 64, []),
         (in_parts, 4096, [(64, 64)]),
         (in_parts_for_one, 4096, []),
