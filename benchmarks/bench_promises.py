@@ -13,9 +13,9 @@ recompute, and others in between. `peak` is arguments + outputs - aliased + temp
 device; its error is compiled over promised, less one. Bytes on the wire are payloads by kind and
 group; their error is the largest, by kind and group, as a share of all that is sent. Nothing runs,
 and no device is needed. With `--cache` modules that were compiled before are not compiled again.
-Products are XLA's own kernels then, or all are cuBLAS's with `--library`; an H100 on which XLA tries
-them out has cuBLAS make large ones. So what a plan promises is counted here for products made as
-they are compiled here.
+Products are XLA's own kernels then, or all are cuBLAS's with `--library`. An H100 on which XLA
+tries them out has cuBLAS make large ones. So what a plan promises is counted here for products made
+as they are compiled here.
 
 TPUs hold small arrays in memory on the chip, which XLA leaves out of the temporaries: plans for
 them are compiled with every array in the memory that is promised. Their compiler leaves holes

@@ -215,11 +215,12 @@ def made_for_all(
 ) -> frozenset[int]:
     """Operations with results in memory that a compiler would make again for some readers.
 
-    XLA for GPUs stores for products and the like what they read, and lets kernels that go element by element
-    compute it again where these need something that is computed of it first; so what it is made
-    of is held for them. It so adds up the parts of a product (`machine/split_products.py`) in every such
-    kernel, and holds them until the last: a plan has them for as long as their sum is made. What
-    the very next kernel alone reads is gone with it; what devices combine is added up for that.
+    XLA for GPUs stores for products and the like what they read, and lets kernels that go element
+    by element compute it again where these need something that is computed of it first; so what it
+    is made of is held for them. It so adds up the parts of a product (`machine/split_products.py`)
+    in every such kernel, and holds them until the last: a plan has them for as long as their sum is
+    made. What the very next kernel alone reads is gone with it; what devices combine is added up
+    for that.
     """
     program, layouts = plan.program, produced_layouts(body)
     place = {v: k for k, v in enumerate(program.bodies[0].values)}
