@@ -36,13 +36,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import libraries
-from benchmarks.agreement import (
-    allowances,
-    cpu_seconds,
-    difference,
-    leaves_of,
-    plain,
-)
+from benchmarks.agreement import allowances, cpu_seconds, difference, leaves_of, plain
+from benchmarks.listed import listed, missing
 
 DEVICES = 8
 LIMIT = 120.0
@@ -66,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEAD, flush=True)
     for name, needs in wanted.items():
         if name not in outcomes or outcomes[name]["outcome"] == "not installed":
-            lacking = libraries.missing(needs)
+            lacking = missing(needs)
             outcomes[name] = (
                 {"outcome": "not installed", "what": ", ".join(lacking)}
                 if lacking
@@ -217,7 +212,7 @@ def _first_call(
 
 
 def _wanted(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    every = libraries.programs()
+    every = listed("libraries")
     if not names:
         return every
     chosen = {p: needs for p, needs in every.items() if p in names or p.partition(":")[0] in names}

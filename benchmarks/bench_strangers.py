@@ -41,6 +41,7 @@ from benchmarks.agreement import (
     leaves_of,
     plain,
 )
+from benchmarks.listed import listed, missing
 
 HEAD = (
     f"{'program':28} {'ops':>6} {'trace s':>7} {'C':>6} {'cs':>7} {'in C':>6} {'wall':>6} "
@@ -71,10 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.resume and given.json and given.json.exists():
         rows = {k: v for k, v in json.loads(given.json.read_text("utf-8")).items() if not bad(v)}
     print(HEAD, flush=True)
-    wanted = [n for n in strangers.programs() if not given.names or named(n, given.names)]
-    for name in wanted:
+    every = listed("strangers").items()
+    wanted = {n: needs for n, needs in every if not given.names or named(n, given.names)}
+    for name, needs in wanted.items():
         if name not in rows:
-            lacking = strangers.missing(name)
+            lacking = missing(needs)
             rows[name] = (
                 {"outcome": f"needs {', '.join(lacking)}"} if lacking else measure(name, given)
             )
