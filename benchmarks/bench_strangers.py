@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,6 +39,7 @@ from benchmarks.agreement import (
     leaves_of,
     plain,
 )
+from benchmarks.aside import aside
 from benchmarks.listed import listed, missing
 
 HEAD = (
@@ -104,32 +103,18 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
         path = Path(folder) / "row.json"
         flags = [f"--work={given.work}", f"--target={given.target}"]
         flags += [f"--{f}" for f in ("small", "numbers", "front") if getattr(given, f)]
-        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, *flags]
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "TAPESTRY_EGG_PLAN_CACHE": "off",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        }
         began = time.monotonic()
-        process = subprocess.Popen(
-            [*command, "--child", name, str(path)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        row: dict[str, Any]
+        row, last = aside(
+            ["benchmarks.bench_strangers", *flags, "--child", name, str(path)],
+            path,
+            given.limit,
+            JAX_PLATFORMS="cpu",
+            TAPESTRY_EGG_PLAN_CACHE="off",
+            XLA_FLAGS="--xla_force_host_platform_device_count=8",
         )
-        try:
-            _, told = process.communicate(timeout=given.limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
-            told = f"no plan in {given.limit:.0f} s"
-        row: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if "outcome" not in row:
-            last = told.strip().splitlines()[-1:] or ["no message"]
-            row["outcome"] = f"ended with {process.returncode} in {row.get('at')}: {last[0]:.200}"
+            row["outcome"] = f"ended in {row.get('at')}: {last:.200}"
         row["whole"] = time.monotonic() - began
         return row
 
