@@ -8,38 +8,26 @@ of the backward loop, from what the scores are made of: that is kept instead.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
-
-import numpy as np
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
+from tapestry_egg.tracing.spelled import Spelled
 
 from .sites import read_site, sites
 from .sums import Foreign
 from .views import Views
 
 
-@dataclass
-class Body:
-    """A region that is being changed."""
+class Body(Spelled):
+    """A region that is being changed: operations are put before those that it has."""
 
-    graph: BlockGraph
-    values: list[TensorType] = field(default_factory=list)
-    front: list[Operation] = field(default_factory=list)
-    constants: dict[int, np.ndarray] = field(default_factory=dict)
-    replaced: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.values = list(self.graph.values)
-        self.constants = dict(self.graph.constants)
-
-    def value(self, type_: TensorType) -> int:
-        """A new value."""
-        self.values.append(type_)
-        return len(self.values) - 1
+    def __init__(self, graph: BlockGraph) -> None:
+        super().__init__(list(graph.values), dict(graph.constants))
+        self.graph = graph
+        self.replaced: dict[int, int] = {}
 
     def cloned(
         self, source: BlockGraph, wanted: Sequence[int], given: Callable[[int], int | None]
@@ -71,7 +59,7 @@ class Body:
                 outputs = tuple(self.value(source.values[w]) for w in op.outputs)
                 made.update(zip(op.outputs, outputs, strict=True))
                 inputs = tuple(made[w] for w in op.inputs)
-                self.front.append(replace(op, inputs=inputs, outputs=outputs))
+                self.operations.append(replace(op, inputs=inputs, outputs=outputs))
                 stack.pop()
 
         for v in wanted:
@@ -89,7 +77,7 @@ class Body:
         return replace(
             self.graph,
             values=tuple(self.values),
-            operations=(*self.front, *operations),
+            operations=(*self.operations, *operations),
             inputs=tuple(inputs),
             outputs=tuple(read.get(v, v) for v in given),
             constants=self.constants,
