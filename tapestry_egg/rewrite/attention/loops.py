@@ -7,12 +7,12 @@ of the backward loop, from what the scores are made of: that is kept instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
-from tapestry_egg.graph.loops import counts
+from tapestry_egg.graph.loops import counts, with_operands
 from tapestry_egg.metakernels import registry
 from tapestry_egg.tracing.spelled import Spelled
 
@@ -66,20 +66,18 @@ class Body(Spelled):
             visit(v)
         return made
 
-    def made(self, inputs: Sequence[int], outputs: Sequence[int] | None = None) -> BlockGraph:
-        """The region with these inputs, what was replaced being read as what replaces it."""
+    def made(self) -> BlockGraph:
+        """The region, what was replaced being read as what replaces it."""
         read = self.replaced
         operations = [
             replace(op, inputs=tuple(read.get(v, v) for v in op.inputs))
             for op in self.graph.operations
         ]
-        given = self.graph.outputs if outputs is None else outputs
         return replace(
             self.graph,
             values=tuple(self.values),
             operations=(*self.operations, *operations),
-            inputs=tuple(inputs),
-            outputs=tuple(read.get(v, v) for v in given),
+            outputs=tuple(read.get(v, v) for v in self.graph.outputs),
             constants=self.constants,
         )
 
@@ -108,14 +106,7 @@ def _narrow(op: Operation, needed: set[int]) -> Operation:
     ins = [k for k, v in enumerate(body.inputs) if consts <= k < consts + carried or v in read]
     if len(ins) == len(op.inputs) and len(outs) == len(op.outputs):
         return replace(op, regions=(inner,))
-    inner = replace(inner, inputs=tuple(body.inputs[k] for k in ins))
-    return replace(
-        op,
-        inputs=tuple(op.inputs[k] for k in ins),
-        outputs=tuple(op.outputs[k] for k in outs),
-        params={**op.params, "num_consts": sum(k < consts for k in ins)},
-        regions=(inner,),
-    )
+    return replace(with_operands(op, inner, ins), outputs=tuple(op.outputs[k] for k in outs))
 
 
 def with_masks_inside(graph: BlockGraph) -> BlockGraph:
@@ -171,17 +162,7 @@ def making(graph: BlockGraph, op: Operation, wanted: set[int], again: set[int]) 
     made = body.cloned(graph, [op.inputs[k] for k in gone], given)
     body.replaced = {region.inputs[k]: made[op.inputs[k]] for k in gone}
     kept = [k for k in range(len(op.inputs)) if k not in gone]
-    consts, others = [k for k in kept if k < count], [k for k in kept if k >= count]
-
-    def joined(of: Sequence[int], new: Iterable[int]) -> tuple[int, ...]:
-        return (*(of[k] for k in consts), *new, *(of[k] for k in others))
-
-    return replace(
-        op,
-        inputs=joined(op.inputs, more),
-        params={**op.params, "num_consts": len(consts) + len(more)},
-        regions=(body.made(joined(region.inputs, more.values())),),
-    )
+    return with_operands(op, body.made(), kept, [*more.items()])
 
 
 def with_scores_inside(graph: BlockGraph) -> BlockGraph:
@@ -316,26 +297,8 @@ class Link:
             outputs=(*self.forward.outputs, *self.outputs),
             regions=(replace(inner, outputs=(*inner.outputs, *self.more)),),
         )
-        first, _ = counts(op)
-        own = self.backward.regions[0].inputs
         kept = [k for k in range(len(op.inputs)) if k not in gone]
-        before, after = [k for k in kept if k < first], [k for k in kept if k >= first]
-
-        def joined(of: Sequence[int], which: int) -> list[int]:
-            return [
-                *(of[k] for k in before),
-                *(c[which] for c in self.consts),
-                *(of[k] for k in after),
-                *(s[which] for s in self.streams),
-            ]
-
-        made = replace(
-            op,
-            inputs=tuple(joined(op.inputs, 0)),
-            params={**op.params, "num_consts": first + len(self.consts)},
-            regions=(self.body.made(joined(own, 1)),),
-        )
-        return forward, made
+        return forward, with_operands(op, self.body.made(), kept, self.consts, self.streams)
 
 
 def _scores(body: BlockGraph) -> set[int]:
