@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
 #: An operation from no line of the source.
 NOWHERE = Operation("", (), ())
@@ -60,6 +60,23 @@ class Spelled:
         if key not in self.known or not self.once:
             (self.known[key],) = self.several(kernel, inputs, [type_], params)
         return self.known[key]
+
+    def anew(
+        self, graph: BlockGraph, operations: Iterable[Operation], stands: Mapping[int, int]
+    ) -> BlockGraph:
+        """The graph with these values and constants and some operations, where values are read as
+        those that stand for them."""
+
+        def read(values: Sequence[int]) -> tuple[int, ...]:
+            return tuple([stands.get(v, v) for v in values])
+
+        return replace(
+            graph,
+            values=tuple(self.values),
+            operations=tuple([replace(op, inputs=read(op.inputs)) for op in operations]),
+            outputs=read(graph.outputs),
+            constants=self.constants,
+        )
 
     def typed(self, v: int, shape: Sequence[int]) -> TensorType:
         """The type of a value in another shape."""

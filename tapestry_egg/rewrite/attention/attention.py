@@ -408,18 +408,8 @@ class _Rewrite:
             operations += self.before.get(k, ())
             if not (op.outputs and op.outputs[0] in self.replaced):
                 operations.append(op)
-        by = self.replaced
-        operations = [
-            replace(op, inputs=tuple(by.get(v, v) for v in op.inputs)) for op in operations
-        ]
-        outputs = tuple(by.get(v, v) for v in self.graph.outputs)
-        made = replace(
-            self.graph,
-            values=tuple(self.values),
-            operations=tuple(operations),
-            outputs=outputs,
-            constants=self.constants,
-        )
+        written = Spelled(self.values, self.constants)
+        made = written.anew(self.graph, operations, self.replaced)
         return without_unread(in_order(made))
 
 

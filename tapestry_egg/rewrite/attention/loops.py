@@ -68,18 +68,8 @@ class Body(Spelled):
 
     def made(self) -> BlockGraph:
         """The region, what was replaced being read as what replaces it."""
-        read = self.replaced
-        operations = [
-            replace(op, inputs=tuple(read.get(v, v) for v in op.inputs))
-            for op in self.graph.operations
-        ]
-        return replace(
-            self.graph,
-            values=tuple(self.values),
-            operations=(*self.operations, *operations),
-            outputs=tuple(read.get(v, v) for v in self.graph.outputs),
-            constants=self.constants,
-        )
+        operations = (*self.operations, *self.graph.operations)
+        return self.anew(self.graph, operations, self.replaced)
 
 
 def without_unread_streams(graph: BlockGraph) -> BlockGraph:

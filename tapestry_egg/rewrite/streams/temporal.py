@@ -190,17 +190,8 @@ class _Loop:
         # there before it, as zeros into which rows are scattered.
         at = max(gone)
         sooner, later = ([op for k, op in kept if (k > at) == after] for after in (False, True))
-        operations = [
-            replace(op, inputs=tuple(replaced.get(v, v) for v in op.inputs))
-            for op in (*sooner, *self.around.operations, *later)
-        ]
-        made_graph = replace(
-            given,
-            values=tuple(self.around.values),
-            operations=tuple(operations),
-            outputs=tuple(replaced.get(v, v) for v in given.outputs),
-            constants=self.around.constants,
-        )
+        operations = (*sooner, *self.around.operations, *later)
+        made_graph = self.around.anew(given, operations, replaced)
         made_graph = without_unread(in_order(made_graph))
         read = {v for op in made_graph.operations for v in op.inputs} | {*made_graph.outputs}
         # Numbers that stand inside now are read nowhere else.
