@@ -23,9 +23,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,13 +34,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import libraries
-from benchmarks.agreement import (
-    allowances,
-    cpu_seconds,
-    difference,
-    leaves_of,
-    plain,
-)
+from benchmarks.agreement import allowances, cpu_seconds, difference, leaves_of, plain
+from benchmarks.aside import LATE, aside
+from benchmarks.listed import listed, missing
 
 DEVICES = 8
 LIMIT = 120.0
@@ -66,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEAD, flush=True)
     for name, needs in wanted.items():
         if name not in outcomes or outcomes[name]["outcome"] == "not installed":
-            lacking = libraries.missing(needs)
+            lacking = missing(needs)
             outcomes[name] = (
                 {"outcome": "not installed", "what": ", ".join(lacking)}
                 if lacking
@@ -119,7 +113,7 @@ def measure(name: str, limit: float = LIMIT) -> dict[str, Any]:
         ours = _run(name, "te", folder, limit + 60.0)
         told = {"jax": plain}
         if "seconds" not in ours:
-            outcome = "slow" if ours["what"] == _LATE else "fails"
+            outcome = "slow" if ours["what"] == LATE else "fails"
             return {**told, "outcome": outcome, **ours}
         told["te"] = ours
         what = _difference(Path(folder))
@@ -130,31 +124,19 @@ def measure(name: str, limit: float = LIMIT) -> dict[str, Any]:
         return {**told, "outcome": "equal"}
 
 
-_LATE = "no result in time"
-
-
 def _run(name: str, mode: str, folder: str, limit: float) -> dict[str, Any]:
     """What one process says of a program."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "XLA_FLAGS": f"--xla_force_host_platform_device_count={DEVICES}",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "KERAS_BACKEND": "jax",
-        "TAPESTRY_EGG_CACHE": folder,
-    }
-    command = [sys.executable, "-m", "benchmarks.bench_libraries", "--child", name, mode, folder]
-    root = Path(__file__).resolve().parents[1]
-    try:
-        done = subprocess.run(
-            command, cwd=root, env=environment, capture_output=True, text=True, timeout=limit
-        )
-    except subprocess.TimeoutExpired:
-        return {"what": _LATE}
-    path = Path(folder) / f"{mode}.json"
-    if path.exists():
-        return dict(json.loads(path.read_text("utf-8")))
-    return {"what": f"exit code {done.returncode}: {done.stderr[-2000:]}"}
+    found, last = aside(
+        ["benchmarks.bench_libraries", "--child", name, mode, folder],
+        Path(folder) / f"{mode}.json",
+        limit,
+        JAX_PLATFORMS="cpu",
+        XLA_FLAGS=f"--xla_force_host_platform_device_count={DEVICES}",
+        TF_CPP_MIN_LOG_LEVEL="3",
+        KERAS_BACKEND="jax",
+        TAPESTRY_EGG_CACHE=folder,
+    )
+    return found or {"what": last}
 
 
 def _difference(folder: Path) -> str:
@@ -217,7 +199,7 @@ def _first_call(
 
 
 def _wanted(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    every = libraries.programs()
+    every = listed("libraries")
     if not names:
         return every
     chosen = {p: needs for p, needs in every.items() if p in names or p.partition(":")[0] in names}

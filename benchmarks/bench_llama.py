@@ -2,11 +2,9 @@
 
     python -m benchmarks.bench_llama 1B          # 16 sequences of 4096
     python -m benchmarks.bench_llama 8B          # 64 sequences of 8192, about half a minute
-    python -m benchmarks.bench_llama two         # two layers as those of 8B, a vocabulary of 32 000
 
-Attention is plain einsums, its softmax in float32; layers run in a scan, rematerialised, but those
-of `two`, which are written one after the other and keep what they compute. Nothing is allocated:
-the fronts are what is measured, and when there is a first plan: its gap is to what is
+Attention is plain einsums, its softmax in float32; layers run in a scan, rematerialised. Nothing is
+allocated: the fronts are what is measured, and when there is a first plan: its gap is to what is
 proven by then of the forms and meshes that were looked at.
 """
 
@@ -26,17 +24,13 @@ from benchmarks.zoo import ShapesOnly
 from models import llama
 
 Params = dict[str, Any]
-WORK = {"1B": 5.0, "8B": 5.0, "two": 40.0}
+WORK = 5.0
 _BOTH = {"groups": 8, "heads": 32, "vocabulary": 128256}
 SIZES = {
     "1B": {"layers": 16, "width": 2048, "hidden": 8192, "batch": 16, "sequence": 4096, **_BOTH},
     "8B": {"layers": 32, "width": 4096, "hidden": 14336, "batch": 64, "sequence": 8192, **_BOTH},
-    "two": {
-        **{"layers": 2, "width": 4096, "hidden": 14336, "batch": 16, "sequence": 2048, **_BOTH},
-        "vocabulary": 32000,
-    },
 }
-TARGETS = {"1B": "h100:8", "8B": "h100:8x8", "two": "h100:8"}
+TARGETS = {"1B": "h100:8", "8B": "h100:8x8"}
 
 
 def attention(p: Params, x: jax.Array) -> jax.Array:
@@ -57,19 +51,10 @@ def attention(p: Params, x: jax.Array) -> jax.Array:
 def loss(params: Params, tokens: jax.Array, targets: jax.Array) -> jax.Array:
     """Mean cross-entropy, in nats per token; logits in float32."""
     half = jax.tree.map(lambda p: p.astype(jnp.bfloat16), params)
-    forward = unrolled if isinstance(params["layers"], list) else llama.forward
     with mock.patch.object(llama, "attention", attention):
-        logits = forward(half, tokens, remat=True).astype(jnp.float32)
+        logits = llama.forward(half, tokens, remat=True).astype(jnp.float32)
     picked = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
     return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
-
-
-def unrolled(params: Params, tokens: jax.Array, remat: bool) -> jax.Array:
-    """`llama.forward` of a list of layers, none of which is computed again."""
-    x = params["embedding"][tokens]
-    for layer in params["layers"]:
-        x, _ = llama.block(x, layer)
-    return llama.rms_norm(params["norm"], x) @ params["head"]
 
 
 def step(params: Params, tokens: jax.Array, targets: jax.Array) -> tuple[Params, jax.Array]:
@@ -86,11 +71,6 @@ def program(name: str) -> te.Program:
 
     with mock.patch.object(np.random, "default_rng", ShapesOnly):
         params, *data = jax.eval_shape(shapes)
-    if name == "two":
-        params["layers"] = [
-            {k: jax.ShapeDtypeStruct(x.shape[1:], x.dtype) for k, x in params["layers"].items()}
-            for _ in range(SIZES[name]["layers"])
-        ]
     return te.trace(step, params, *data, donate_argnums=0, name=f"llama-{name}")
 
 
@@ -112,10 +92,10 @@ class FirstPlan:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*SIZES], default=["1B"])
-    parser.add_argument("--work", type=float, help="of the search (5, of two layers 40)")
+    parser.add_argument("--work", type=float, default=WORK, help=f"of the search ({WORK:g})")
     given = parser.parse_args()
     for name in given.names:
-        first, settings = FirstPlan(), te.Settings(work=given.work or WORK[name])
+        first, settings = FirstPlan(), te.Settings(work=given.work)
         front = te.optimize(program(name), TARGETS[name], settings=settings, on_progress=first)
         print(first.told, f"whole front after {first.spent()}", front, sep="\n")
 

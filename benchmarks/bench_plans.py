@@ -22,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +32,7 @@ from typing import TYPE_CHECKING, Any
 from tapestry_egg.pipeline.rehearse import simulate_devices
 
 from . import programs
+from .aside import aside
 
 if TYPE_CHECKING:
     from tapestry_egg.plans.plan import Plan
@@ -68,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(HEAD, flush=True)
     for name in programs.wanted(given.names, programs.run_ones()):
         if name not in told or "fails" in told[name]:
-            told[name] = aside(name, given.work, given.limit)
+            told[name] = alone(name, given.work, given.limit)
         print("\n".join(lines(name, told[name])), flush=True)
         if given.json:
             document = {"programs": told, "total": total(told)}
@@ -77,27 +77,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return int(any("fails" in t or not all(map(good, t["plans"])) for t in told.values()))
 
 
-def aside(name: str, work: float, limit: float) -> dict[str, Any]:
+def alone(name: str, work: float, limit: float) -> dict[str, Any]:
     """The rows of one program, found in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        answer = Path(folder) / "answer.json"
-        command = [sys.executable, "-m", "benchmarks.bench_plans", name]
-        begin = time.perf_counter()
-        try:
-            ended = subprocess.run(
-                [*command, "--work", str(work), "--child", str(answer)],
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                timeout=limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"fails": f"not done after {limit:.0f} s"}
-        if ended.returncode or not answer.exists():
-            last = ended.stderr.strip().splitlines() or [f"status {ended.returncode}"]
-            return {"fails": last[-1]}
-        return {**json.loads(answer.read_text("utf-8")), "took": time.perf_counter() - begin}
+        answer, begin = Path(folder) / "answer.json", time.perf_counter()
+        words = ["benchmarks.bench_plans", name, "--work", str(work), "--child", str(answer)]
+        found, last = aside(words, answer, limit)
+        return {**found, "took": time.perf_counter() - begin} if found else {"fails": last}
 
 
 def run(name: str, work: float) -> dict[str, Any]:

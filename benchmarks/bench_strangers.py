@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
 import sys
 import tempfile
 import time
@@ -41,6 +39,8 @@ from benchmarks.agreement import (
     leaves_of,
     plain,
 )
+from benchmarks.aside import aside
+from benchmarks.listed import listed, missing
 
 HEAD = (
     f"{'program':28} {'ops':>6} {'trace s':>7} {'C':>6} {'cs':>7} {'in C':>6} {'wall':>6} "
@@ -71,10 +71,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.resume and given.json and given.json.exists():
         rows = {k: v for k, v in json.loads(given.json.read_text("utf-8")).items() if not bad(v)}
     print(HEAD, flush=True)
-    wanted = [n for n in strangers.programs() if not given.names or named(n, given.names)]
-    for name in wanted:
+    every = listed("strangers").items()
+    wanted = {n: needs for n, needs in every if not given.names or named(n, given.names)}
+    for name, needs in wanted.items():
         if name not in rows:
-            lacking = strangers.missing(name)
+            lacking = missing(needs)
             rows[name] = (
                 {"outcome": f"needs {', '.join(lacking)}"} if lacking else measure(name, given)
             )
@@ -102,32 +103,18 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
         path = Path(folder) / "row.json"
         flags = [f"--work={given.work}", f"--target={given.target}"]
         flags += [f"--{f}" for f in ("small", "numbers", "front") if getattr(given, f)]
-        command = [sys.executable, "-m", __spec__.name if __spec__ else __name__, *flags]
-        environment = {
-            **os.environ,
-            "JAX_PLATFORMS": "cpu",
-            "TAPESTRY_EGG_PLAN_CACHE": "off",
-            "XLA_FLAGS": "--xla_force_host_platform_device_count=8",
-        }
         began = time.monotonic()
-        process = subprocess.Popen(
-            [*command, "--child", name, str(path)],
-            env=environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
+        row: dict[str, Any]
+        row, last = aside(
+            ["benchmarks.bench_strangers", *flags, "--child", name, str(path)],
+            path,
+            given.limit,
+            JAX_PLATFORMS="cpu",
+            TAPESTRY_EGG_PLAN_CACHE="off",
+            XLA_FLAGS="--xla_force_host_platform_device_count=8",
         )
-        try:
-            _, told = process.communicate(timeout=given.limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, 9)
-            process.communicate()
-            told = f"no plan in {given.limit:.0f} s"
-        row: dict[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
         if "outcome" not in row:
-            last = told.strip().splitlines()[-1:] or ["no message"]
-            row["outcome"] = f"ended with {process.returncode} in {row.get('at')}: {last[0]:.200}"
+            row["outcome"] = f"ended in {row.get('at')}: {last:.200}"
         row["whole"] = time.monotonic() - began
         return row
 

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from .listed import listed
+
 if TYPE_CHECKING:
     from tapestry_egg.tracing.trace import Program
 
@@ -122,9 +124,7 @@ def compiled_ones() -> list[str]:
     """The programs whose plans are compiled at the sizes of `SIZES` and `LARGE`."""
     import models
 
-    from . import unseen
-
-    return [f"models:{n}" for n in models.PROGRAMS] + [f"unseen:{n}" for n in unseen.programs()]
+    return [f"models:{n}" for n in models.PROGRAMS] + [f"unseen:{n}" for n in listed("unseen")]
 
 
 def run_ones() -> list[str]:
@@ -132,12 +132,10 @@ def run_ones() -> list[str]:
     import models
     from models import tensat
 
-    from . import unseen
-
     return [
         *(f"models:{n}" for n in sorted({*models.PROGRAMS, *_ZOO})),
         *(f"tensat:{n}" for n in tensat.NAMES),
-        *(f"unseen:{n}" for n in unseen.programs()),
+        *(f"unseen:{n}" for n in listed("unseen")),
     ]
 
 

@@ -8,26 +8,11 @@ a few, for runs on CPU devices; without it they are those of real runs.
 
 from __future__ import annotations
 
-import ast
-import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-#: What a module needs besides JAX, optax and the library of its name.
-_NEEDS = {
-    "brax_steps": ("brax", "flax"),
-    "diffrax_steps": ("diffrax", "equinox"),
-    "equinox_steps": ("equinox",),
-    "haiku_steps": ("haiku", "jraph"),
-    "keras_steps": ("keras",),
-    "linen_steps": ("flax",),
-    "nnx_steps": ("flax",),
-    "optax_steps": ("optax",),
-    "penzai_steps": ("penzai",),
-    "scientific_steps": ("distrax", "lineax", "optimistix"),
-}
+from benchmarks.listed import function
 
 
 @dataclass(frozen=True)
@@ -46,27 +31,39 @@ class Step:
         return made
 
 
-def programs() -> tuple[str, ...]:
-    """The names of all programs as `library:function`; nothing is imported."""
-    return tuple(
-        f"{path.stem.removesuffix('_steps')}:{node.name}"
-        for path in sorted(Path(__file__).parent.glob("*_steps.py"))
-        for node in ast.parse(path.read_text("utf-8")).body
-        if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    )
-
-
-def missing(name: str) -> tuple[str, ...]:
-    """Packages that a program needs and that are not installed."""
-    from importlib.util import find_spec
-
-    needs = ("optax", *_NEEDS[f"{name.partition(':')[0]}_steps"])
-    return tuple(package for package in needs if find_spec(package) is None)
-
-
 def make(name: str, small: bool = False) -> Step:
     """The program of a name."""
-    library, _, function = name.partition(":")
-    module = importlib.import_module(f"{__name__}.{library}_steps")
-    made: Step = getattr(module, function)(small)
+    made: Step = function("strangers", name, "_steps")(small)
     return made
+
+
+def random_tokens(n: int, length: int, vocabulary: int, seed: int = 8) -> Any:
+    """Random words."""
+    import jax
+
+    return jax.random.randint(jax.random.key(seed), (n, length), 0, vocabulary)
+
+
+def cross_entropy(logits: Any, labels: Any) -> Any:
+    """The mean over all labels."""
+    import optax
+
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+
+def by_optax(tx: Any, build: Any, data: Any, loss: Any) -> Step:
+    """A step on plain arrays, which `build` makes; the state holds the optimizer's, too."""
+    import jax
+    import optax
+
+    def arguments() -> tuple[Any, ...]:
+        params = build()
+        return (params, tx.init(params)), *data()
+
+    def step(state: Any, *batch: Any) -> Any:
+        params, moments = state
+        value, grads = jax.value_and_grad(loss)(params, *batch)
+        updates, moments = tx.update(grads, moments, params)
+        return (optax.apply_updates(params, updates), moments), value
+
+    return Step(step, arguments)

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from . import Step
+from . import Step, cross_entropy, random_tokens
 
 
 def _trained(
@@ -36,14 +36,6 @@ def _trained(
         return (params, moments), value
 
     return Step(step, arguments)
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def _tokens(n: int, length: int, vocabulary: int) -> jax.Array:
-    return jax.random.randint(jax.random.key(8), (n, length), 0, vocabulary)
 
 
 class _Mamba(eqx.Module):
@@ -105,10 +97,10 @@ def mamba(small: bool = False) -> Step:
                 x = eqx.filter_checkpoint(block)(x)
             return jax.vmap(model["norm"])(x) @ model["embed"].weight.T
 
-        return _cross_entropy(jax.vmap(one)(tokens), tokens[:, 1:])
+        return cross_entropy(jax.vmap(one)(tokens), tokens[:, 1:])
 
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(1e-3))
-    return _trained(build, lambda: (_tokens(n, length + 1, vocabulary),), loss, tx)
+    return _trained(build, lambda: (random_tokens(n, length + 1, vocabulary),), loss, tx)
 
 
 class _Layer(eqx.Module):
@@ -163,10 +155,10 @@ def gpt_stacked(small: bool = False) -> Step:
             return (x @ embed.weight.T).astype(jnp.float32)
 
         logits = jax.vmap(one)(tokens, jax.random.split(key, n))
-        return _cross_entropy(logits, tokens[:, 1:])
+        return cross_entropy(logits, tokens[:, 1:])
 
     def data():
-        return _tokens(n, length + 1, vocabulary), jax.random.key(1)
+        return random_tokens(n, length + 1, vocabulary), jax.random.key(1)
 
     return _trained(build, data, loss, optax.adamw(3e-4, 0.9, 0.95, weight_decay=0.1))
 
@@ -299,7 +291,7 @@ def stateful_batchnorm(small: bool = False) -> Step:
             logits, new = jax.vmap(one, axis_name="batch", in_axes=(0, None), out_axes=(0, None))(
                 images, state
             )
-            return _cross_entropy(logits, labels), new
+            return cross_entropy(logits, labels), new
 
         (value, new), grads = jax.value_and_grad(loss, has_aux=True)(params)
         updates, moments = tx.update(grads, moments, params)

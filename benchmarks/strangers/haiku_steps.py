@@ -8,15 +8,7 @@ import jax.numpy as jnp
 import jraph
 import optax
 
-from . import Step
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
-
-
-def _tokens(n: int, length: int, vocabulary: int) -> jax.Array:
-    return jax.random.randint(jax.random.key(8), (n, length), 0, vocabulary)
+from . import Step, cross_entropy, random_tokens
 
 
 def scaled_transformer(small: bool = False) -> Step:
@@ -45,7 +37,7 @@ def scaled_transformer(small: bool = False) -> Step:
     model, tx = hk.transform(network), optax.adamw(3e-4)
 
     def arguments():
-        tokens = _tokens(n, length + 1, vocabulary)
+        tokens = random_tokens(n, length + 1, vocabulary)
         params = model.init(jax.random.PRNGKey(0), tokens[:1, :-1])
         scale = {"scale": jnp.float32(2.0**15), "good": jnp.int32(0)}
         return (params, tx.init(params), scale), tokens, jax.random.PRNGKey(1)
@@ -56,7 +48,7 @@ def scaled_transformer(small: bool = False) -> Step:
         def loss(params):
             half = jax.tree.map(lambda p: p.astype(jnp.float16), params)
             logits = model.apply(half, key, tokens[:, :-1])
-            return _cross_entropy(logits, tokens[:, 1:]) * scale["scale"]
+            return cross_entropy(logits, tokens[:, 1:]) * scale["scale"]
 
         value, grads = jax.value_and_grad(loss)(params)
         grads = jax.tree.map(lambda g: g / scale["scale"], grads)
@@ -179,7 +171,7 @@ def resnet_ema(small: bool = False) -> Step:
 
         def loss(params):
             logits, new = model.apply(params, state, None, images, True)
-            return _cross_entropy(logits, labels), new
+            return cross_entropy(logits, labels), new
 
         (value, state), grads = jax.value_and_grad(loss, has_aux=True)(params)
         updates, moments = tx.update(grads, moments, params)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import optax
 from flax.training.train_state import TrainState
 
-from . import Step
+from . import Step, cross_entropy, random_tokens
 
 
 class _Trained(TrainState):
@@ -28,14 +28,6 @@ def _images(n: int, size: int, classes: int = 10, channels: int = 3) -> tuple[ja
         jax.random.normal(image, (n, size, size, channels)),
         jax.random.randint(label, (n,), 0, classes),
     )
-
-
-def _tokens(n: int, length: int, vocabulary: int, seed: int = 8) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (n, length), 0, vocabulary)
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 class _Bottleneck(nn.Module):
@@ -280,7 +272,7 @@ def bert_lamb(small: bool = False) -> Step:
     tx = optax.lamb(schedule, weight_decay=0.01)
 
     def arguments():
-        tokens = _tokens(n, length, model.vocabulary)
+        tokens = random_tokens(n, length, model.vocabulary)
         segments = jnp.tile(jnp.arange(length) // (length // 2), (n, 1))
         batch = {
             "tokens": tokens,
@@ -309,7 +301,7 @@ def bert_lamb(small: bool = False) -> Step:
             )
             missed = optax.softmax_cross_entropy_with_integer_labels(words, batch["tokens"])
             missed = (missed * hidden).sum() / jnp.maximum(hidden.sum(), 1)
-            return missed + _cross_entropy(follows, batch["follows"])
+            return missed + cross_entropy(follows, batch["follows"])
 
         value, grads = jax.value_and_grad(loss)(state.params)
         return state.apply_gradients(grads=grads), value
@@ -378,8 +370,8 @@ def t5_adafactor(small: bool = False) -> Step:
     tx = optax.adafactor(1e-2, min_dim_size_to_factor=16)
 
     def arguments():
-        source = _tokens(n, length, model.vocabulary)
-        target = _tokens(n, length // 2, model.vocabulary, 9)
+        source = random_tokens(n, length, model.vocabulary)
+        target = random_tokens(n, length // 2, model.vocabulary, 9)
         params = model.init(jax.random.key(0), source[:1], target[:1])["params"]
         return TrainState.create(apply_fn=model.apply, params=params, tx=tx), source, target
 
@@ -388,7 +380,7 @@ def t5_adafactor(small: bool = False) -> Step:
             shifted = jnp.pad(target[:, :-1], ((0, 0), (1, 0)))
             logits = state.apply_fn({"params": params}, source, shifted)
             total = jax.nn.logsumexp(logits, -1)
-            return _cross_entropy(logits, target) + 1e-4 * jnp.mean(total**2)
+            return cross_entropy(logits, target) + 1e-4 * jnp.mean(total**2)
 
         value, grads = jax.value_and_grad(loss)(state.params)
         return state.apply_gradients(grads=grads), value
@@ -417,7 +409,7 @@ def lstm_carried(small: bool = False) -> Step:
     tx = optax.chain(optax.clip(0.5), optax.rmsprop(optax.exponential_decay(1e-3, 1000, 0.9)))
 
     def arguments():
-        tokens = _tokens(n, length + 1, model.vocabulary)
+        tokens = random_tokens(n, length + 1, model.vocabulary)
         carry = [(jnp.zeros((n, model.width)), jnp.zeros((n, model.width)))] * 2
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
         params = model.init(keys, tokens[:, :-1], carry)["params"]
@@ -430,7 +422,7 @@ def lstm_carried(small: bool = False) -> Step:
         def loss(params):
             rngs = {"dropout": jax.random.fold_in(key, state.step)}
             logits, after = state.apply_fn({"params": params}, tokens[:, :-1], carry, rngs=rngs)
-            return _cross_entropy(logits, tokens[:, 1:]), after
+            return cross_entropy(logits, tokens[:, 1:]), after
 
         (value, after), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
         return (state.apply_gradients(grads=grads), after), jnp.exp(value)
@@ -609,7 +601,7 @@ def gpt_scan_remat(small: bool = False) -> Step:
     )
 
     def arguments():
-        tokens = _tokens(n, length + 1, model.vocabulary)
+        tokens = random_tokens(n, length + 1, model.vocabulary)
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
         params = model.init(keys, tokens[:1, :-1])["params"]
         state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
@@ -622,7 +614,7 @@ def gpt_scan_remat(small: bool = False) -> Step:
                 tokens[:, :-1],
                 rngs={"dropout": jax.random.fold_in(key, state.step)},
             )
-            return _cross_entropy(logits, tokens[:, 1:])
+            return cross_entropy(logits, tokens[:, 1:])
 
         value, grads = jax.value_and_grad(loss)(state.params)
         return state.apply_gradients(grads=grads), value
@@ -683,7 +675,7 @@ def moe_top2(small: bool = False) -> Step:
     tx = optax.chain(optax.clip_by_global_norm(1.0), optax.lion(1e-4, weight_decay=0.1))
 
     def arguments():
-        tokens = _tokens(n, length + 1, model.vocabulary)
+        tokens = random_tokens(n, length + 1, model.vocabulary)
         params = model.init(jax.random.key(0), tokens[:1, :-1])["params"]
         return TrainState.create(apply_fn=model.apply, params=params, tx=tx), tokens
 
@@ -691,7 +683,7 @@ def moe_top2(small: bool = False) -> Step:
         def loss(params):
             logits, sown = state.apply_fn({"params": params}, tokens[:, :-1], mutable=["losses"])
             balance = sum(jax.tree.leaves(sown["losses"]))
-            return _cross_entropy(logits, tokens[:, 1:]) + 0.01 * balance, balance
+            return cross_entropy(logits, tokens[:, 1:]) + 0.01 * balance, balance
 
         (value, balance), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
         return state.apply_gradients(grads=grads), (value, balance)

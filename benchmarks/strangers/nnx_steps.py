@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from . import Step
+from . import Step, cross_entropy, random_tokens
 
 
 def _pure(
@@ -30,14 +30,6 @@ def _pure(
         return nnx.state(objects), told
 
     return Step(step, arguments)
-
-
-def _tokens(n: int, length: int, vocabulary: int, seed: int = 8) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), (n, length), 0, vocabulary)
-
-
-def _cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
 
 class _Block(nnx.Module):
@@ -87,12 +79,12 @@ def gpt_muon(small: bool = False) -> Step:
     def body(objects, tokens):
         model, optimizer = objects
         value, grads = nnx.value_and_grad(
-            lambda m: _cross_entropy(m(tokens[:, :-1]), tokens[:, 1:])
+            lambda m: cross_entropy(m(tokens[:, :-1]), tokens[:, 1:])
         )(model)
         optimizer.update(model, grads)
         return value
 
-    return _pure(build, lambda: (_tokens(n, length + 1, sizes[0]),), body)
+    return _pure(build, lambda: (random_tokens(n, length + 1, sizes[0]),), body)
 
 
 class _Llama(nnx.Module):
@@ -156,12 +148,12 @@ def llama_lora(small: bool = False) -> Step:
         model, optimizer = objects
         adapters = nnx.DiffState(0, nnx.LoRAParam)
         value, grads = nnx.value_and_grad(
-            lambda m: _cross_entropy(m(tokens[:, :-1]), tokens[:, 1:]), argnums=adapters
+            lambda m: cross_entropy(m(tokens[:, :-1]), tokens[:, 1:]), argnums=adapters
         )(model)
         optimizer.update(model, grads)
         return value
 
-    return _pure(build, lambda: (_tokens(n, length + 1, vocabulary),), body)
+    return _pure(build, lambda: (random_tokens(n, length + 1, vocabulary),), body)
 
 
 class _Inverted(nnx.Module):
@@ -234,7 +226,7 @@ def efficientnet(small: bool = False) -> Step:
 
         def loss(model):
             logits = model(images)
-            return _cross_entropy(logits, labels), logits
+            return cross_entropy(logits, labels), logits
 
         (value, logits), grads = nnx.value_and_grad(loss, has_aux=True)(model)
         metrics.update(loss=value, logits=logits, labels=labels)
@@ -275,7 +267,11 @@ def seq2seq_gru(small: bool = False) -> Step:
 
     def data():
         lengths = length - jnp.arange(n) % 3
-        return _tokens(n, length, vocabulary), lengths, _tokens(n, length, vocabulary, 9)
+        return (
+            random_tokens(n, length, vocabulary),
+            lengths,
+            random_tokens(n, length, vocabulary, 9),
+        )
 
     def body(objects, source, lengths, target):
         model, optimizer = objects

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from . import Step
+from . import Step, by_optax
 
 _Loss = Callable[..., jax.Array]
 
@@ -38,25 +38,9 @@ def _cross_entropy(params: Any, x: jax.Array, y: jax.Array) -> jax.Array:
     return optax.softmax_cross_entropy_with_integer_labels(_run(params, x), y).mean()
 
 
-def _step(
-    tx: Any, build: Callable[[], Any], data: Callable[[], tuple[Any, ...]], loss: _Loss
-) -> Step:
-    def arguments():
-        params = build()
-        return (params, tx.init(params)), *data()
-
-    def step(state, *batch):
-        params, moments = state
-        value, grads = jax.value_and_grad(loss)(params, *batch)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return Step(step, arguments)
-
-
 def _mlp(small: bool, tx: Any) -> Step:
     n, sizes = (8, (16, 32, 32, 10)) if small else (16_384, (1024, 4096, 4096, 4096, 1000))
-    return _step(
+    return by_optax(
         tx,
         partial(_network, sizes, jax.random.key(0)),
         partial(_classes, n, sizes[0], sizes[-1]),
@@ -227,7 +211,7 @@ def contrastive(small: bool = False) -> Step:
     tx = optax.chain(
         optax.clip_by_block_rms(1.0), optax.adafactor(1e-3, momentum=0.9), optax.ema(0.9)
     )
-    return _step(tx, build, data, loss)
+    return by_optax(tx, build, data, loss)
 
 
 def click_through(small: bool = False) -> Step:
@@ -260,7 +244,7 @@ def click_through(small: bool = False) -> Step:
         logits = _run(params["top"], jnp.concatenate([first, products[:, i, j]], -1), jax.nn.relu)
         return optax.sigmoid_binary_cross_entropy(logits[:, 0], clicked).mean()
 
-    return _step(optax.adagrad(1e-2), build, data, loss)
+    return by_optax(optax.adagrad(1e-2), build, data, loss)
 
 
 def speech_ctc(small: bool = False) -> Step:
@@ -303,7 +287,7 @@ def speech_ctc(small: bool = False) -> Step:
         missing = jnp.arange(length) >= length_of[:, None]
         return optax.ctc_loss(logits, padded.astype(float), labels, missing.astype(float)).mean()
 
-    return _step(optax.yogi(optax.cosine_onecycle_schedule(1000, 1e-3)), build, data, loss)
+    return by_optax(optax.yogi(optax.cosine_onecycle_schedule(1000, 1e-3)), build, data, loss)
 
 
 def ademamix_micro(small: bool = False) -> Step:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import distrax
 import jax
 import jax.numpy as jnp
@@ -11,21 +9,7 @@ import lineax
 import optax
 import optimistix
 
-from . import Step
-
-
-def _step(tx: Any, build: Any, data: Any, loss: Any) -> Step:
-    def arguments():
-        params = build()
-        return (params, tx.init(params)), *data()
-
-    def step(state, *batch):
-        params, moments = state
-        value, grads = jax.value_and_grad(loss)(params, *batch)
-        updates, moments = tx.update(grads, moments, params)
-        return (optax.apply_updates(params, updates), moments), value
-
-    return Step(step, arguments)
+from . import Step, by_optax
 
 
 def spline_flow(small: bool = False) -> Step:
@@ -63,7 +47,7 @@ def spline_flow(small: bool = False) -> Step:
     def data():
         return (jax.random.normal(jax.random.key(1), (n, dims)),)
 
-    return _step(optax.adam(1e-3), build, data, loss)
+    return by_optax(optax.adam(1e-3), build, data, loss)
 
 
 def mixture_density(small: bool = False) -> Step:
@@ -97,7 +81,7 @@ def mixture_density(small: bool = False) -> Step:
         x, y = jax.random.split(jax.random.key(1))
         return jax.random.normal(x, (n, 8)), jax.random.normal(y, (n, dims))
 
-    return _step(optax.adan(1e-3), build, data, loss)
+    return by_optax(optax.adan(1e-3), build, data, loss)
 
 
 def equilibrium(small: bool = False) -> Step:
@@ -130,7 +114,7 @@ def equilibrium(small: bool = False) -> Step:
         x = jax.random.normal(jax.random.key(1), (n, 16))
         return x, jax.random.randint(jax.random.key(2), (n,), 0, 10)
 
-    return _step(optax.adamw(1e-3), build, data, loss)
+    return by_optax(optax.adamw(1e-3), build, data, loss)
 
 
 def gauss_newton(small: bool = False) -> Step:
@@ -198,4 +182,4 @@ def gaussian_process(small: bool = False) -> Step:
         x = jax.random.normal(jax.random.key(1), (n, dims))
         return x, jnp.sin(x.sum(-1))
 
-    return _step(optax.adam(1e-2), build, data, loss)
+    return by_optax(optax.adam(1e-2), build, data, loss)

@@ -2,14 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from .blockgraph import Operation
+from .blockgraph import BlockGraph, Operation
+
+#: Values outside of a loop, and what they are in its body.
+Ports = Sequence[tuple[int, int]]
 
 
 def counts(op: Operation) -> tuple[int, int]:
     """How many operands of a scan are the same in every round, and how many are carried."""
     return int(op.params["num_consts"]), int(op.params["num_carry"])
+
+
+def with_operands(
+    op: Operation, body: BlockGraph, kept: Sequence[int], consts: Ports = (), streams: Ports = ()
+) -> Operation:
+    """A scan with another body, which reads the operands at some places and further ones: those
+    that are the same in every round, and those of which each round has a slice."""
+    (given,), (first, carried) = op.regions, counts(op)
+    same, others = [k for k in kept if k < first], [k for k in kept if k >= first]
+
+    def joined(own: Sequence[int], side: int) -> tuple[int, ...]:
+        more, last = ([x[side] for x in ports] for ports in (consts, streams))
+        return (*(own[k] for k in same), *more, *(own[k] for k in others), *last)
+
+    params = {**op.params, "num_consts": len(same) + len(consts)}
+    params["num_carry"] = sum(k < first + carried for k in others)
+    inner = replace(body, inputs=joined(given.inputs, 1))
+    return replace(op, inputs=joined(op.inputs, 0), params=params, regions=(inner,))
 
 
 def stacked(op: Operation) -> range:

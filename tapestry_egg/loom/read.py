@@ -27,6 +27,7 @@ from tapestry_egg.tracing.graph_documents import (
     type_text,
 )
 from tapestry_egg.tracing.plain import check_params
+from tapestry_egg.tracing.spelled import Spelled
 from tapestry_egg.tracing.trace import Program
 from tapestry_egg.zspace import ZRange
 
@@ -224,15 +225,8 @@ class _Reader:
         if box == whole or self.tag is not None:
             return v
         inside = box.translate(tuple(-s for s in whole.start))
-        params = {
-            "start_indices": list(inside.start),
-            "limit_indices": list(inside.end),
-            "strides": None,
-        }
-        self.values.append(TensorType(box.shape, self.values[v].dtype, self.values[v].weak))
-        made = len(self.values) - 1
-        self.operations.append(Operation("slice", (v,), (made,), params))
-        return made
+        spelled = Spelled(self.values, operations=self.operations)
+        return spelled.sliced(v, inside.start, inside.end)
 
 
 def _unfold_box(box: ZRange, signature: OperationSignature) -> ZRange:

@@ -18,6 +18,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.loops import stacked, taken
 from tapestry_egg.metakernels import registry
 from tapestry_egg.schedule.repeated import repeat_cheap
+from tapestry_egg.tracing.spelled import at
 
 _DEFAULT = (None, "DEFAULT", "default")
 # Contractions that JAX lets say nothing of their result's dtype.
@@ -116,16 +117,9 @@ def _rounded(
 
 def _rounding(op: Operation, v: int, to: int, dtype: str) -> Operation:
     """A rounding before an operation, from where that is."""
-    return Operation(
-        "round_operand",
-        (v,),
-        (to,),
-        {"new_dtype": {"$dtype": dtype}},
-        source=op.source,
-        scope=op.scope,
-        remat=op.remat,
-        places=op.places,
-    )
+    params = {"new_dtype": {"$dtype": dtype}}
+    own = replace(at(op), remat=op.remat, places=op.places)
+    return replace(own, kernel="round_operand", inputs=(v,), outputs=(to,), params=params)
 
 
 def _multiplied(graph: BlockGraph, op: Operation) -> tuple[int, ...]:

@@ -13,7 +13,6 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import numpy as np
 
@@ -24,6 +23,7 @@ from tapestry_egg.metakernels.signatures.signature import Meaning, OperationSign
 from tapestry_egg.reference.computed import Computed
 
 from .needless import Known
+from .spelled import Spelled
 
 _OF_WRITES = (
     "scatter_dims_to_operand_dims",
@@ -97,17 +97,15 @@ def runs(numbers: np.ndarray) -> list[Run]:
     return found if len(found) <= _RUNS else []
 
 
-class KnownPlaces:
+class KnownPlaces(Spelled):
     """Replaces such reads and writes. `types` and `constants` are given those of new values."""
 
     def __init__(
         self, types: list[TensorType], constants: dict[int, np.ndarray], known: Known
     ) -> None:
-        self.types, self.constants, self.known = types, constants, known
-        self.computed = Computed(types, constants, known.makers)
-        self.made: list[Operation] = []
+        super().__init__(types, constants, once=False)
+        self.decided, self.computed = known, Computed(types, constants, known.makers)
         self.stands: dict[int, int] = {}  # value -> the one that is it
-        self.zeros: dict[str, int] = {}
 
     def replaced(
         self, operations: Sequence[Operation], outputs: Sequence[int]
@@ -115,18 +113,18 @@ class KnownPlaces:
         """The operations with such reads and writes replaced, and the outputs."""
         for op in operations:
             inputs = tuple([self.stands.get(v, v) for v in op.inputs])
-            self.op = op if inputs == op.inputs else replace(op, inputs=inputs)
+            self.like = op if inputs == op.inputs else replace(op, inputs=inputs)
             one = self._instead()
             found = self._parts() if one is None else [one]
             if found is None:
-                self.made.append(self.op)
+                self.operations.append(self.like)
             else:
                 self.stands.update(zip(op.outputs, found, strict=True))
-        return self.made, [self.stands.get(v, v) for v in outputs]
+        return self.operations, [self.stands.get(v, v) for v in outputs]
 
     def _instead(self) -> int | None:
         """The value that the operation makes; None where it stays."""
-        op = self.op
+        op = self.like
         means = self._meaning()
         if not means:
             return self._one_window()
@@ -139,8 +137,8 @@ class KnownPlaces:
         if numbers.ndim == 1:
             return self._window(numbers, dims[numbered], dims[single])
         # Rows along one dim, that stay along it.
-        whole = self.types[op.inputs[0]].shape
-        rows = self.types[op.inputs[2] if len(op.inputs) > 2 else op.outputs[0]].shape
+        whole = self.values[op.inputs[0]].shape
+        rows = self.values[op.inputs[2] if len(op.inputs) > 2 else op.outputs[0]].shape
         (*_, depth), (d, *_) = numbers.shape, dims[numbered]
         kept = [e for e in range(len(whole)) if e != d]
         apart = numbers.ndim == 2 and depth == 1 and list(dims[single]) == [d]
@@ -155,12 +153,12 @@ class KnownPlaces:
 
     def _one_window(self) -> int | None:
         """What is read or written at scalars, one per dim."""
-        if not any(t.writes or t.read_at for t in registry.templates().get(self.op.kernel, ())):
+        if not any(t.writes or t.read_at for t in registry.templates().get(self.like.kernel, ())):
             return None
-        own, inputs = self._signature(), self.op.inputs
+        own, inputs = self._signature(), self.like.inputs
         if own.writes:
             into, part, *at = [inputs[p] for p in own.writes]
-            start = self._starts(into, at, self.types[part].shape)
+            start = self._starts(into, at, self.values[part].shape)
             return None if start is None else self._joined(into, part, start)
         if not own.read_at:
             return None
@@ -169,20 +167,20 @@ class KnownPlaces:
         return None if start is None else self._box(source, start, self._shape())
 
     def _signature(self) -> OperationSignature:
-        op = self.op
-        read, made = (tuple([self.types[v] for v in vs]) for vs in (op.inputs, op.outputs))
+        op = self.like
+        read, made = (tuple([self.values[v] for v in vs]) for vs in (op.inputs, op.outputs))
         return registry.signature_of(op, read, made)
 
     def _meaning(self) -> Meaning:
         """What the operation does at places; nothing where it takes away what is written."""
-        means = registry.meaning(self.op.kernel)
+        means = registry.meaning(self.like.kernel)
         return means if means != "adding" or self._signature().adds else ""
 
     def _parts(self) -> list[int] | None:
         """The parts that a value is taken apart into, as slices of it: what JAX lowers them to, and
         compilers compute inside the readers."""
-        op = self.op
-        read, made = ([self.types[v] for v in vs] for vs in (op.inputs, op.outputs))
+        op = self.like
+        read, made = ([self.values[v] for v in vs] for vs in (op.inputs, op.outputs))
         if len(made) < 2 or op.regions or op.effectful or kind(made[0].dtype) == "key":
             return None
         own = self._signature()
@@ -198,11 +196,11 @@ class KnownPlaces:
         parts = [
             self._along(op.inputs[0], d, e - n, e, 1) for n, e in zip(sizes, ends, strict=True)
         ]
-        return [self._shaped(v, t.shape) for v, t in zip(parts, made, strict=True)]
+        return [self.reshaped(v, t.shape) for v, t in zip(parts, made, strict=True)]
 
     def _equal_parts(self, d: int) -> list[int] | None:
         """The parts of a value that is stretched along the dim along which it is taken apart."""
-        op, maker = self.op, self.known.makers.get(self.op.inputs[0])
+        op, maker = self.like, self.decided.makers.get(self.like.inputs[0])
         if maker is None or maker.kernel != "broadcast_in_dim":
             return None
         dims = maker.params["broadcast_dimensions"]
@@ -210,14 +208,12 @@ class KnownPlaces:
             return None
         source = self.stands.get(maker.inputs[0], maker.inputs[0])
         kept = [e - (e > d) for e in dims]
-        if self.types[source].shape != self._shape() or kept != [*range(len(kept))]:
-            source = self._spread(source, self._shape(), kept)
-        return [source] * len(op.outputs)
+        return [self.spread(source, self._shape(), kept)] * len(op.outputs)
 
     def _starts(self, source: int, at: Sequence[int], sizes: Sequence[int]) -> Ints | None:
         """Where a window begins, moved inside as dynamic slices are."""
         numbers = [int(x) for v in at if (x := self.computed(v)) is not None]
-        whole = self.types[source].shape
+        whole = self.values[source].shape
         if len(numbers) != len(whole):
             return None
         each = zip(numbers, sizes, whole, strict=True)
@@ -227,10 +223,10 @@ class KnownPlaces:
         self, numbers: np.ndarray, dims: Sequence[int], single: Sequence[int]
     ) -> int | None:
         """One window, read or written."""
-        op, whole = self.op, self.types[self.op.inputs[0]].shape
+        op, whole = self.like, self.values[self.like.inputs[0]].shape
         means = self._meaning()
         part = op.outputs[0] if means == "reading" else op.inputs[2]
-        sizes = iter(self.types[part].shape)
+        sizes = iter(self.values[part].shape)
         shape = tuple([1 if d in single else next(sizes) for d in range(len(whole))])
         start = [0] * len(whole)
         for d, number in zip(dims, numbers, strict=True):
@@ -240,29 +236,29 @@ class KnownPlaces:
             return None
         if means == "reading":
             return self._box(op.inputs[0], tuple(start), shape)
-        part = self._shaped(part, shape)
+        part = self.reshaped(part, shape)
         if means == "adding":
             config = [[a, n - a - m, 0] for a, m, n in zip(start, shape, whole, strict=True)]
             return self._added([(part, config)])
         joined = self._joined(op.inputs[0], part, tuple(start))
         if joined is not None:
             return joined
-        at = [self._constant(np.asarray(a, np.int32)) for a in start]
-        into = self.types[op.inputs[0]]
-        return self._new("dynamic_update_slice", (op.inputs[0], part, *at), into, {})
+        at = [self.constant(np.asarray(a, np.int32), "int32") for a in start]
+        into = self.values[op.inputs[0]]
+        return self.new("dynamic_update_slice", (op.inputs[0], part, *at), into, {})
 
     def _box(self, source: int, start: Ints, shape: Sequence[int]) -> int:
         """A box of a value, in the shape of the result."""
-        type_ = self.types[source]
+        type_ = self.values[source]
         if tuple(shape) != type_.shape:
             ends = [a + n for a, n in zip(start, shape, strict=True)]
-            source = self._sliced(source, start, ends, [1] * len(ends))
-        return self._shaped(source, self._shape())
+            source = self.sliced(source, start, ends, [1] * len(ends))
+        return self.reshaped(source, self._shape())
 
     def _joined(self, into: int, part: int, start: Ints) -> int | None:
         """A value with a window written over, where little of it stays: joined to that, dim by
         dim."""
-        whole, shape = self.types[into].shape, list(self.types[part].shape)
+        whole, shape = self.values[into].shape, list(self.values[part].shape)
         if _BESIDE * (prod(whole) - prod(shape)) > prod(whole):
             return None
         for d in reversed(range(len(whole))):
@@ -273,28 +269,28 @@ class KnownPlaces:
             for a, b in ((0, start[d]), (ends[d], whole[d])):
                 first = [*start[:d], a, *[0] * len(start[d + 1 :])]
                 last = [*ends[:d], b, *whole[d + 1 :]]
-                sides.append([self._sliced(into, first, last, [1] * len(last))] if a < b else [])
-            part = self._concatenated([*sides[0], part, *sides[1]], d)
+                sides.append([self.sliced(into, first, last, [1] * len(last))] if a < b else [])
+            part = self.joined([*sides[0], part, *sides[1]], d)
             shape[d] = whole[d]
         return part
 
     def _taken(self, d: int, found: Sequence[Run]) -> int:
         """Rows along a dim, run by run."""
-        return self._concatenated([self._of_run(d, r) for r in found], d)
+        return self.joined([self._of_run(d, r) for r in found], d)
 
     def _of_run(self, d: int, run: Run) -> int:
-        source = self.op.inputs[0]
-        whole, (low, high) = self.types[source].shape, run.ends
+        source = self.like.inputs[0]
+        whole, (low, high) = self.values[source].shape, run.ends
         if run.step:
             source = self._along(source, d, low, high + 1, abs(run.step))
             return self._turned(source, d) if run.step < 0 else source
         one = self._along(source, d, low, low + 1, 1)
         shape = [*whole[:d], run.count, *whole[d + 1 :]]
-        return self._spread(one, shape, range(len(whole)))
+        return self.spread(one, shape, range(len(whole)))
 
     def _added_rows(self, d: int, found: Sequence[Run]) -> int | None:
         """What is added to rows along a dim, run by run."""
-        whole, part = self.types[self.op.inputs[0]].shape, self.op.inputs[2]
+        whole, part = self.values[self.like.inputs[0]].shape, self.like.inputs[2]
         terms = []
         for run in found:
             low, high = run.ends
@@ -302,10 +298,10 @@ class KnownPlaces:
             if run.step < 0:
                 rows = self._turned(rows, d)
             elif not run.step:
-                shape = [n for e, n in enumerate(self.types[rows].shape) if e != d]
+                shape = [n for e, n in enumerate(self.values[rows].shape) if e != d]
                 params = {"axes": [d], "out_sharding": None}
-                rows = self._new("reduce_sum", (rows,), self._typed(shape, rows), params)
-                rows = self._shaped(rows, [*whole[:d], 1, *whole[d + 1 :]])
+                rows = self.new("reduce_sum", (rows,), self.typed(rows, shape), params)
+                rows = self.reshaped(rows, [*whole[:d], 1, *whole[d + 1 :]])
             config = [[0, 0, 0] for _ in whole]
             config[d] = [low, whole[d] - 1 - high, max(1, abs(run.step)) - 1]
             terms.append((rows, config))
@@ -313,85 +309,39 @@ class KnownPlaces:
 
     def _added(self, terms: Sequence[tuple[int, list[list[int]]]]) -> int | None:
         """The sum of the operand and of values that are padded; None where it is a small part."""
-        into = self.op.inputs[0]
-        type_ = self.types[into]
-        number = self.known.number(into)
+        into = self.like.inputs[0]
+        type_ = self.values[into]
+        number = self.decided.number(into)
         empty = number is not None and number == 0
         if kind(type_.dtype) in ("bool", "key"):
             return None
-        if not empty and 2 * sum(self.types[v].size for v, _ in terms) < type_.size:
+        if not empty and 2 * sum(self.values[v].size for v, _ in terms) < type_.size:
             return None
         zero = self._zero(type_.dtype)
         total = None if empty else into
         for v, config in terms:
             if any(map(any, config)):
-                v = self._new("pad", (v, zero), type_, {"padding_config": config})
-            total = v if total is None else self._new("add", (total, v), type_, {})
+                v = self.padded(v, zero, config)
+            total = v if total is None else self.new("add", (total, v), type_, {})
         return total
 
     # ---- operations ----------------------------------------------------------------------------
 
     def _shape(self) -> Ints:
-        return self.types[self.op.outputs[0]].shape
-
-    def _typed(self, shape: Sequence[int], like: int) -> TensorType:
-        return TensorType(tuple(shape), self.types[like].dtype, self.types[like].weak)
-
-    def _new(
-        self, kernel: str, inputs: Sequence[int], type_: TensorType, params: Mapping[str, Any]
-    ) -> int:
-        self.types.append(type_)
-        v = len(self.types) - 1
-        op = replace(self.op, kernel=kernel, inputs=tuple(inputs), outputs=(v,), params=params)
-        self.made.append(op)
-        return v
-
-    def _constant(self, array: np.ndarray) -> int:
-        self.types.append(TensorType(array.shape, array.dtype.name))
-        self.constants[len(self.types) - 1] = array
-        return len(self.types) - 1
+        return self.values[self.like.outputs[0]].shape
 
     def _zero(self, dtype: str) -> int:
-        if dtype not in self.zeros:
-            self.zeros[dtype] = self._constant(np.zeros((), decode_dtype(dtype)))
-        return self.zeros[dtype]
-
-    def _sliced(
-        self, v: int, start: Sequence[int], ends: Sequence[int], strides: Sequence[int]
-    ) -> int:
-        each = zip(start, ends, strides, strict=True)
-        type_ = self._typed([-((a - b) // s) for a, b, s in each], v)
-        if type_.shape == self.types[v].shape:
-            return v
-        params = {"start_indices": [*start], "limit_indices": [*ends], "strides": [*strides]}
-        return self._new("slice", (v,), type_, params)
+        return self.constant(np.zeros((), decode_dtype(dtype)), dtype)
 
     def _along(self, v: int, d: int, first: int, last: int, step: int) -> int:
         """The rows [first, last) of a value along a dim, so many apart."""
-        whole = self.types[v].shape
+        whole = self.values[v].shape
         start = [0] * len(whole)
         ends, strides = [*whole], [1] * len(whole)
         start[d], ends[d], strides[d] = first, last, step
-        return self._sliced(v, start, ends, strides)
+        return self.sliced(v, start, ends, strides)
 
     def _turned(self, v: int, d: int) -> int:
-        if self.types[v].shape[d] == 1:
+        if self.values[v].shape[d] == 1:
             return v
-        return self._new("rev", (v,), self.types[v], {"dimensions": [d]})
-
-    def _spread(self, v: int, shape: Sequence[int], dims: Sequence[int]) -> int:
-        params = {"shape": [*shape], "broadcast_dimensions": [*dims], "sharding": None}
-        return self._new("broadcast_in_dim", (v,), self._typed(shape, v), params)
-
-    def _shaped(self, v: int, shape: Sequence[int]) -> int:
-        if self.types[v].shape == tuple(shape):
-            return v
-        params = {"new_sizes": [*shape], "dimensions": None, "sharding": None}
-        return self._new("reshape", (v,), self._typed(shape, v), params)
-
-    def _concatenated(self, parts: Sequence[int], d: int) -> int:
-        if len(parts) == 1:
-            return parts[0]
-        shape = list(self.types[parts[0]].shape)
-        shape[d] = sum(self.types[v].shape[d] for v in parts)
-        return self._new("concatenate", parts, self._typed(shape, parts[0]), {"dimension": d})
+        return self.new("rev", (v,), self.values[v], {"dimensions": [d]})

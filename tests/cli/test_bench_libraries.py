@@ -7,16 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import agreement, bench_libraries, libraries
+from benchmarks import agreement, bench_libraries
+from benchmarks.listed import listed, missing
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 
 
 def test_programs_are_found_without_their_libraries() -> None:
-    found = libraries.programs()
+    found = listed("libraries")
     assert len(found) >= 80
     assert found["optax:ctc"] == ("optax",)
     assert "equinox" in found["kidger:diffrax_neural_ode"]
-    assert libraries.missing(("numpy", "no_such_package")) == ("no_such_package",)
+    assert missing(("numpy", "no_such_package")) == ("no_such_package",)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 from uuid import UUID
 
@@ -24,8 +25,15 @@ def tensor(number: int, label: str, dtype: str, at: Box) -> dict[str, Any]:
     return {"id": uid(number), "type": f"{N}Tensor", "label": label, "body": body}
 
 
-def select(number: int, at: Box) -> dict[str, Any]:
-    return {"tensorId": uid(number), "range": box(*at)}
+Ports = dict[str, list[tuple[int, Box]]]
+
+
+def selected(ports: Ports) -> dict[str, Any]:
+    """Per name the boxes of tensors that are read or made."""
+    return {
+        name: [{"tensorId": uid(n), "range": box(*at)} for n, at in own]
+        for name, own in ports.items()
+    }
 
 
 def ipf(matrix: list[list[int]], offset: list[int], shape: list[int]) -> dict[str, Any]:
@@ -35,8 +43,8 @@ def ipf(matrix: list[list[int]], offset: list[int], shape: list[int]) -> dict[st
 def operation(
     number: int,
     kernel: str,
-    inputs: dict[str, Any],
-    outputs: dict[str, Any],
+    inputs: Ports,
+    outputs: Ports,
     index: Box | None = None,
     signature: dict[str, Any] | None = None,
     params: dict[str, Any] | None = None,
@@ -48,7 +56,7 @@ def operation(
         "id": uid(number),
         "type": f"{N}Operation",
         "label": kernel,
-        "body": {**body, "inputs": inputs, "outputs": outputs},
+        "body": {**body, "inputs": selected(inputs), "outputs": selected(outputs)},
     }
     if index is not None:
         node["tags"] = {f"{G}IPFIndex": box(*index)}
@@ -57,33 +65,33 @@ def operation(
     return node
 
 
-def application(
-    number: int, of: int, inputs: dict[str, Any], outputs: dict[str, Any], index: Box | None = None
-) -> dict[str, Any]:
-    body = {"operationId": uid(of), "inputs": inputs, "outputs": outputs}
-    node: dict[str, Any] = {"id": uid(number), "type": f"{N}Application", "body": body}
-    if index is not None:
-        node["tags"] = {f"{G}IPFIndex": box(*index)}
-    return node
+def application(number: int, of: int, inputs: Ports, outputs: Ports, index: Box) -> dict[str, Any]:
+    ports = {"inputs": selected(inputs), "outputs": selected(outputs)}
+    body = {"operationId": uid(of), **ports}
+    node = {"id": uid(number), "type": f"{N}Application", "body": body}
+    return {**node, "tags": {f"{G}IPFIndex": box(*index)}}
+
+
+def graph(number: int, *nodes: dict[str, Any]) -> dict[str, Any]:
+    return deepcopy({"id": uid(number), "nodes": list(nodes)})  # what nodes share is apart
 
 
 EYE = [[1, 0], [0, 1]]
+SAME = ipf(EYE, [0, 0], [1, 1])
 T0, T1 = ((0, 0), (10, 5)), ((200, 50), (210, 55))
 
 
 def add_with_mask() -> dict[str, Any]:
     """An addition that a parameter masks, unsharded and without a signature."""
-    ins = {"tensors": [select(1, T0), select(2, T1)], "mask": [select(3, T0)]}
-    return {
-        "id": uid(100),
-        "nodes": [
-            tensor(1, "t0", "int32", T0),
-            tensor(2, "t1", "int32", T1),
-            tensor(3, "mask", "bool", T0),
-            tensor(4, "z", "int32", T0),
-            operation(5, "op:add", ins, {"result": [select(4, T0)]}, params={"mask_value": 12}),
-        ],
-    }
+    ins = {"tensors": [(1, T0), (2, T1)], "mask": [(3, T0)]}
+    return graph(
+        100,
+        tensor(1, "t0", "int32", T0),
+        tensor(2, "t1", "int32", T1),
+        tensor(3, "mask", "bool", T0),
+        tensor(4, "z", "int32", T0),
+        operation(5, "op:add", ins, {"result": [(4, T0)]}, params={"mask_value": 12}),
+    )
 
 
 def sharded_add() -> dict[str, Any]:
@@ -91,29 +99,21 @@ def sharded_add() -> dict[str, Any]:
     halves = [((0, 0), (5, 5)), ((5, 0), (10, 5))]
     moved = [((200, 50), (205, 55)), ((205, 50), (210, 55))]
     signature = {
-        "inputs": {"tensors": [ipf(EYE, [0, 0], [1, 1]), ipf(EYE, [200, 50], [1, 1])]},
-        "outputs": {"result": [ipf(EYE, [0, 0], [1, 1])]},
+        "inputs": {"tensors": [SAME, ipf(EYE, [200, 50], [1, 1])]},
+        "outputs": {"result": [SAME]},
     }
-    ins = {"tensors": [select(1, T0), select(2, T1)]}
-    return {
-        "id": uid(101),
-        "nodes": [
-            tensor(1, "t0", "int32", T0),
-            tensor(2, "t1", "int32", T1),
-            tensor(3, "z", "int32", T0),
-            operation(4, "op:add", ins, {"result": [select(3, T0)]}, T0, signature),
-            *(
-                application(
-                    5 + k,
-                    4,
-                    {"tensors": [select(1, a), select(2, b)]},
-                    {"result": [select(3, a)]},
-                    a,
-                )
-                for k, (a, b) in enumerate(zip(halves, moved, strict=True))
-            ),
-        ],
-    }
+    ins = {"tensors": [(1, T0), (2, T1)]}
+    return graph(
+        101,
+        tensor(1, "t0", "int32", T0),
+        tensor(2, "t1", "int32", T1),
+        tensor(3, "z", "int32", T0),
+        operation(4, "op:add", ins, {"result": [(3, T0)]}, T0, signature),
+        *(
+            application(5 + k, 4, {"tensors": [(1, a), (2, b)]}, {"result": [(3, a)]}, a)
+            for k, (a, b) in enumerate(zip(halves, moved, strict=True))
+        ),
+    )
 
 
 def matmul_row_sum() -> dict[str, Any]:
@@ -124,7 +124,7 @@ def matmul_row_sum() -> dict[str, Any]:
             "x": [ipf([[1, 0], [0, 0]], [-10, 4], [1, 4])],
             "y": [ipf([[0, 0], [0, 1]], [0, 0], [4, 1])],
         },
-        "outputs": {"z": [ipf(EYE, [0, 0], [1, 1])]},
+        "outputs": {"z": [SAME]},
     }
     total = {
         "inputs": {"x": [ipf([[1], [0]], [0, 0], [1, 5])]},
@@ -132,47 +132,36 @@ def matmul_row_sum() -> dict[str, Any]:
     }
     columns = [(0, 2), (2, 4), (4, 5)]
     rows = [(0, 2), (2, 3)]
-    return {
-        "id": uid(102),
-        "nodes": [
-            tensor(1, "A", "float32", a),
-            tensor(2, "B", "float32", b),
-            tensor(3, "z", "float32", z),
-            tensor(4, "s", "float32", s),
-            operation(
+    return graph(
+        102,
+        tensor(1, "A", "float32", a),
+        tensor(2, "B", "float32", b),
+        tensor(3, "z", "float32", z),
+        tensor(4, "s", "float32", s),
+        operation(5, "op:matmul", {"x": [(1, a)], "y": [(2, b)]}, {"z": [(3, z)]}, z, product),
+        *(
+            application(
+                10 + k,
                 5,
-                "op:matmul",
-                {"x": [select(1, a)], "y": [select(2, b)]},
-                {"z": [select(3, z)]},
-                z,
-                product,
-            ),
-            *(
-                application(
-                    10 + k,
-                    5,
-                    {"x": [select(1, a)], "y": [select(2, ((0, lo), (4, hi)))]},
-                    {"z": [select(3, ((0, lo), (3, hi)))]},
-                    ((0, lo), (3, hi)),
-                )
-                for k, (lo, hi) in enumerate(columns)
-            ),
-            operation(
-                6, "op:row_sum", {"x": [select(3, z)]}, {"y": [select(4, s)]}, s, total, {"axis": 1}
-            ),
-            *(
-                application(
-                    20 + k,
-                    6,
-                    {"x": [select(3, ((lo, 0), (hi, 5)))]},
-                    {"y": [select(4, ((lo,), (hi,)))]},
-                    ((lo,), (hi,)),
-                )
-                for k, (lo, hi) in enumerate(rows)
-            ),
-            {"id": uid(30), "type": f"{N}Note", "body": {"message": "from the Loom examples"}},
-        ],
-    }
+                {"x": [(1, a)], "y": [(2, ((0, lo), (4, hi)))]},
+                {"z": [(3, ((0, lo), (3, hi)))]},
+                ((0, lo), (3, hi)),
+            )
+            for k, (lo, hi) in enumerate(columns)
+        ),
+        operation(6, "op:row_sum", {"x": [(3, z)]}, {"y": [(4, s)]}, s, total, {"axis": 1}),
+        *(
+            application(
+                20 + k,
+                6,
+                {"x": [(3, ((lo, 0), (hi, 5)))]},
+                {"y": [(4, ((lo,), (hi,)))]},
+                ((lo,), (hi,)),
+            )
+            for k, (lo, hi) in enumerate(rows)
+        ),
+        {"id": uid(30), "type": f"{N}Note", "body": {"message": "from the Loom examples"}},
+    )
 
 
 def linear_relu() -> dict[str, Any]:
@@ -184,31 +173,26 @@ def linear_relu() -> dict[str, Any]:
             "W": [ipf([[0, 0], [0, 1]], [0, 0], [12, 1])],
             "b": [ipf([[0, 1]], [0], [1])],
         },
-        "outputs": {"z": [ipf(EYE, [0, 0], [1, 1])]},
+        "outputs": {"z": [SAME]},
     }
-    relu = {
-        "inputs": {"x": [ipf(EYE, [0, 0], [1, 1])]},
-        "outputs": {"y": [ipf(EYE, [0, 0], [1, 1])]},
-    }
-    return {
-        "id": uid(103),
-        "nodes": [
-            tensor(1, "x", "float32", x),
-            tensor(2, "W", "float32", w),
-            tensor(3, "b", "float32", b),
-            tensor(4, "Z", "float32", z),
-            tensor(5, "Y", "float32", z),
-            operation(
-                6,
-                "op:linear",
-                {"x": [select(1, x)], "W": [select(2, w)], "b": [select(3, b)]},
-                {"z": [select(4, z)]},
-                z,
-                linear,
-            ),
-            operation(7, "op:relu", {"x": [select(4, z)]}, {"y": [select(5, z)]}, z, relu),
-        ],
-    }
+    relu = {"inputs": {"x": [SAME]}, "outputs": {"y": [SAME]}}
+    return graph(
+        103,
+        tensor(1, "x", "float32", x),
+        tensor(2, "W", "float32", w),
+        tensor(3, "b", "float32", b),
+        tensor(4, "Z", "float32", z),
+        tensor(5, "Y", "float32", z),
+        operation(
+            6,
+            "op:linear",
+            {"x": [(1, x)], "W": [(2, w)], "b": [(3, b)]},
+            {"z": [(4, z)]},
+            z,
+            linear,
+        ),
+        operation(7, "op:relu", {"x": [(4, z)]}, {"y": [(5, z)]}, z, relu),
+    )
 
 
 def matmul() -> dict[str, Any]:
@@ -219,21 +203,14 @@ def matmul() -> dict[str, Any]:
             "X": [ipf([[1, 0], [0, 0]], [-10, 0], [1, 5])],
             "Y": [ipf([[0, 0], [0, 1]], [0, 0], [5, 1])],
         },
-        "outputs": {"Z": [ipf(EYE, [0, 0], [1, 1])]},
+        "outputs": {"Z": [SAME]},
     }
-    return {
-        "id": uid(104),
-        "nodes": [
-            tensor(1, "J", "float32", j),
-            tensor(2, "K", "float32", k),
-            tensor(3, "L", "float32", whole),
-            operation(
-                4,
-                "op:matmul",
-                {"X": [select(1, j)], "Y": [select(2, k)]},
-                {"Z": [select(3, whole)]},
-                whole,
-                signature,
-            ),
-        ],
-    }
+    return graph(
+        104,
+        tensor(1, "J", "float32", j),
+        tensor(2, "K", "float32", k),
+        tensor(3, "L", "float32", whole),
+        operation(
+            4, "op:matmul", {"X": [(1, j)], "Y": [(2, k)]}, {"Z": [(3, whole)]}, whole, signature
+        ),
+    )

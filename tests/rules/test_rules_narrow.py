@@ -56,41 +56,20 @@ u = select_n(c, d, z)
 n = neg(u)
 t = add_any(s, n)
 """
-#: Rule, a program that it is for, what is changed in it, and what stands there then.
-NEARLY = [
-    (
-        "softmax-by-name",
-        """\
+WEIGHTS = """\
 s: float32[3, 3]
 m: float32[3, 1]
 b = sub(s, m)
 e = exp(b) {accuracy: null}
-r = reduce_sum(e) {axes: [1], out_sharding: null}
+"""
+SUM = """\
+r = reduce_sum(%s) {axes: [1], out_sharding: null}
 z = broadcast_in_dim(r) {shape: [3, 1], broadcast_dimensions: [0], sharding: null}
-p = div(e, z)
-""",
-        "{shape: [3, 1]",
-        "{shape: [3]",
-    ),
-    (
-        "softmax-by-name-in-16-bits",
-        """\
-s: bfloat16[3, 3]
-m: bfloat16[3, 1]
-b = sub(s, m)
-e = exp(b) {accuracy: null}
-w = convert_element_type(e) {new_dtype: {$dtype: float32}, weak_type: false, sharding: null}
-r = reduce_sum(w) {axes: [1], out_sharding: null}
-z = broadcast_in_dim(r) {shape: [3, 1], broadcast_dimensions: [0], sharding: null}
-n = convert_element_type(z) {new_dtype: {$dtype: bfloat16}, weak_type: false, sharding: null}
-p = div(e, n)
-""",
-        "{shape: [3, 1]",
-        "{shape: [3]",
-    ),
-    (
-        "log-of-sum-by-name",
-        """\
+"""
+CONVERT = (
+    "%s = convert_element_type(%s) {new_dtype: {$dtype: %s}, weak_type: false, sharding: null}\n"
+)
+LOG_OF_SUM = """\
 s: float32[3, 3]
 m: float32[3]
 z = broadcast_in_dim(m) {shape: [3, 1], broadcast_dimensions: [0], sharding: null}
@@ -99,28 +78,24 @@ e = exp(b) {accuracy: null}
 r = reduce_sum(e) {axes: [1], out_sharding: null}
 l = log(r) {accuracy: null}
 q = add(l, m)
-""",
-        "{shape: [3, 1]",
-        "{shape: [3]",
-    ),
-    (
-        "log-softmax-by-name",
-        """\
-s: float32[3, 3]
-m: float32[3, 1]
-b = sub(s, m)
-e = exp(b) {accuracy: null}
-r = reduce_sum(e) {axes: [1], out_sharding: null}
-z = broadcast_in_dim(r) {shape: [3, 1], broadcast_dimensions: [0], sharding: null}
-l = log(z) {accuracy: null}
-t = sub(b, l)
-""",
-        "{shape: [3, 1]",
-        "{shape: [3]",
-    ),
+"""
+IN_16_BITS = (
+    WEIGHTS.replace("float32", "bfloat16")
+    + CONVERT % ("w", "e", "float32")
+    + SUM % "w"
+    + CONVERT % ("n", "z", "bfloat16")
+)
+LOG = "l = log(z) {accuracy: null}\nt = sub(b, l)\n"
+COLUMN = ("{shape: [3, 1]", "{shape: [3]")
+#: Rule, a program that it is for, what is changed in it, and what stands there then.
+NEARLY = [
+    ("softmax-by-name", f"{WEIGHTS}{SUM % 'e'}p = div(e, z)\n", *COLUMN),
+    ("softmax-by-name-in-16-bits", f"{IN_16_BITS}p = div(e, n)\n", *COLUMN),
+    ("log-of-sum-by-name", LOG_OF_SUM, *COLUMN),
+    ("log-softmax-by-name", f"{WEIGHTS}{SUM % 'e'}{LOG}", *COLUMN),
     ("weights-times-values", PRODUCT % 1, "{shape: [4, 1]", "{shape: [4]"),
     ("weights-times-rows", PRODUCT % 0, "{shape: [4, 1]", "{shape: [4]"),
-    ("entry-of-shifted", SHIFTED, "{shape: [3, 1]", "{shape: [3]"),
+    ("entry-of-shifted", SHIFTED, *COLUMN),
     ("sign-of-sum-of-exponentials", SIGN, "d = div(y, r)", "d = div(r, y)"),
 ]
 

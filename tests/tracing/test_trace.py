@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -17,11 +17,12 @@ from jax.experimental.shard_alike import shard_alike
 from tapestry_egg.errors import GraphError, TraceError, UnplannedError
 from tapestry_egg.files.files import load, save
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, verify_graph
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
 from tapestry_egg.metakernels import registry
 from tapestry_egg.tracing import codec
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.plain import check_plain, handles_in
+from tapestry_egg.tracing.spelled import Spelled
 from tapestry_egg.tracing.trace import Program, trace
 from tests.graph.traced_programs import (
     CASES,
@@ -435,3 +436,39 @@ def test_emit_checks_declared_types() -> None:
     values = tuple(dataclasses.replace(t, shape=(2,)) if t.shape == () else t for t in graph.values)
     with pytest.raises(GraphError, match=r"operation 1 \(reduce_sum.*JAX gives"):
         emit(dataclasses.replace(graph, values=values))(normal(3))
+
+
+# ---- operations that are spelled ---------------------------------------------------------------
+
+SPELLED: dict[str, tuple[Callable[[Spelled], int], Callable[..., Any]]] = {
+    "cast": (lambda s: s.cast(0, "bfloat16"), lambda x: x.astype(jnp.bfloat16)),
+    "reshaped": (lambda s: s.reshaped(0, (6, 4)), lambda x: x.reshape(6, 4)),
+    "transposed": (lambda s: s.transposed(0, (2, 0, 1)), lambda x: x.transpose(2, 0, 1)),
+    "spread": (
+        lambda s: s.spread(0, (2, 5, 3, 4), (0, 2, 3)),
+        lambda x: lax.broadcast_in_dim(x, (2, 5, 3, 4), (0, 2, 3)),
+    ),
+    "sliced": (
+        lambda s: s.sliced(0, (0, 1, 0), (2, 3, 4), (1, 1, 3)),
+        lambda x: lax.slice(x, (0, 1, 0), (2, 3, 4), (1, 1, 3)),
+    ),
+    "padded": (
+        lambda s: s.padded(0, s.constant(np.zeros((), "float32"), "float32"), PADDING),
+        lambda x: lax.pad(x, np.float32(0), PADDING),
+    ),
+    "joined": (lambda s: s.joined((0, 0), 1), lambda x: jnp.concatenate([x, x], 1)),
+    "counted": (lambda s: s.counted(7), lambda x: lax.iota(np.int32, 7)),
+}
+PADDING = [(0, 1, 0), (2, -1, 0), (1, 1, 2)]
+
+
+@pytest.mark.parametrize("name", SPELLED)
+def test_operations_are_spelled_as_jax_spells_them(name: str) -> None:
+    spell, function = SPELLED[name]
+    traced = trace(function, jax.ShapeDtypeStruct((2, 3, 4), "float32")).graph
+    spelled = Spelled([TensorType((2, 3, 4), "float32")])
+    made = spell(spelled)
+    assert spell(spelled) == made  # equal ones once
+    (own,), (expected,) = spelled.operations, traced.operations
+    assert (own.kernel, own.params) == (expected.kernel, dict(expected.params))
+    assert spelled.values[made] == traced.values[expected.outputs[0]]

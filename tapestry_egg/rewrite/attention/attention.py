@@ -8,7 +8,7 @@ of heads; the others are rows, and heads that share a group. The kernels of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.reference.kernels import reference
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.codec import encode_params
+from tapestry_egg.tracing.spelled import Spelled, at
 
 from .sites import Scores, Site, Use, read_site, sites
 from .sums import Foreign, TooLarge
@@ -268,7 +269,7 @@ class _Rewrite:
     # What takes the place of products
 
     def _builder(self, like: Operation) -> Builder:
-        return Builder(self.values, like)
+        return Builder(self.values, self.constants, like=replace(at(like), remat=like.remat))
 
     def _type(self, use: Use) -> TensorType:
         return self.graph.values[use.product.outputs[0]]
@@ -308,30 +309,19 @@ class _Rewrite:
             value, dims, holds = call.mask
             made = builder.arranged(value, dims, axes.of_mask)
             if not holds:
-                made = builder.make("not", (made,), builder.values[made], {})
+                made = builder.new("not", (made,), builder.values[made], {})
             return three, [made]
         if call.bias is not None:
             value, dims, factor = call.bias
             made = builder.arranged(value, dims, axes.of_mask)
             if factor != 1.0:
-                made = builder.scaled(made, self._number(factor, builder.values[made].dtype))
+                made = builder.scaled(made, factor)
             return three, [made]
         return three, []
 
     def _widened(self, builder: Builder, v: int, groups: Sequence[Sequence[Atom]]) -> int:
         """The value repeated along whole groups that it has not."""
-        type_ = builder.values[v]
-        shape = tuple(extent(g) for g in groups)
-        if type_.shape == shape:
-            return v
-        params = {"shape": list(shape), "broadcast_dimensions": [0, 1, 2, 3], "sharding": None}
-        return builder.make("broadcast_in_dim", (v,), TensorType(shape, type_.dtype), params)
-
-    def _number(self, x: float, dtype: str) -> int:
-        """A scalar constant."""
-        self.values.append(TensorType((), dtype))
-        self.constants[len(self.values) - 1] = np.asarray(x, numpy_dtype(dtype))
-        return len(self.values) - 1
+        return builder.spread(v, [extent(g) for g in groups], range(len(groups)))
 
     def _forward(self, builder: Builder, call: _Call, known: dict[str, list[int]]) -> list[int]:
         """Output and logarithms of sums, by a call that exists or a new one."""
@@ -401,7 +391,7 @@ class _Rewrite:
             type_ = self._type(use)
             done = builder.put_back(made[which], groups, renamed(use.dims, agreed), type_)
             if abs(factor - 1.0) > _SAME:
-                done = builder.scaled(done, self._number(factor, type_.dtype))
+                done = builder.scaled(done, factor)
             self._put(use, builder, done)
 
     def _put(self, use: Use, builder: Builder, made: int) -> None:
@@ -418,123 +408,48 @@ class _Rewrite:
             operations += self.before.get(k, ())
             if not (op.outputs and op.outputs[0] in self.replaced):
                 operations.append(op)
-        by = self.replaced
-        operations = [
-            replace(op, inputs=tuple(by.get(v, v) for v in op.inputs)) for op in operations
-        ]
-        outputs = tuple(by.get(v, v) for v in self.graph.outputs)
-        made = replace(
-            self.graph,
-            values=tuple(self.values),
-            operations=tuple(operations),
-            outputs=outputs,
-            constants=self.constants,
-        )
+        written = Spelled(self.values, self.constants)
+        made = written.anew(self.graph, operations, self.replaced)
         return without_unread(in_order(made))
 
 
 # New operations between values: dims brought into another order, grouped, or repeated.
 
 
-@dataclass
-class Builder:
-    """Operations that are made for one place of a program; equal ones are made once."""
+class Builder(Spelled):
+    """Operations that are made for one place of a program."""
 
-    values: list[TensorType]
-    like: Operation  # source, scope and number of recomputation of what is made
-    operations: list[Operation] = field(default_factory=list)
-    known: dict[Any, int] = field(default_factory=dict)
-
-    def make(
-        self, kernel: str, inputs: Sequence[int], type_: TensorType, params: dict[str, Any]
-    ) -> int:
-        """The value of one operation with one result."""
-        key = kernel, tuple(inputs), type_, repr(params)
-        if key not in self.known:
-            (self.known[key],) = self.several(kernel, inputs, [type_], params)
-        return self.known[key]
-
-    def several(
-        self, kernel: str, inputs: Sequence[int], types: Sequence[TensorType], params: Any
-    ) -> list[int]:
-        """The values of one operation."""
-        out = []
-        for type_ in types:
-            self.values.append(type_)
-            out.append(len(self.values) - 1)
-        like = self.like
-        self.operations.append(
-            Operation(
-                kernel,
-                tuple(inputs),
-                tuple(out),
-                params,
-                source=like.source,
-                scope=like.scope,
-                remat=like.remat,
-            )
-        )
-        return out
-
-    def cast(self, v: int, dtype: str) -> int:
-        """The value in a dtype."""
+    def scaled(self, v: int, factor: float) -> int:
+        """The value times a number."""
         type_ = self.values[v]
-        if type_.dtype == dtype:
-            return v
-        params = {"new_dtype": {"$dtype": dtype}, "weak_type": False, "sharding": None}
-        return self.make("convert_element_type", (v,), TensorType(type_.shape, dtype), params)
-
-    def scaled(self, v: int, constant: int) -> int:
-        """The value times a scalar."""
-        return self.make("mul", (v, constant), self.values[v].strong, {"out_dtype": None})
-
-    def reshaped(self, v: int, shape: tuple[int, ...]) -> int:
-        """The value with its elements, in their order, in another shape."""
-        type_ = self.values[v]
-        if type_.shape == shape:
-            return v
-        params = {"new_sizes": list(shape), "dimensions": None, "sharding": None}
-        return self.make("reshape", (v,), TensorType(shape, type_.dtype), params)
+        number = self.constant(np.asarray(factor, numpy_dtype(type_.dtype)), type_.dtype)
+        return self.new("mul", (v, number), type_.strong, {"out_dtype": None})
 
     def arranged(self, v: int, dims: Dims, groups: Sequence[Sequence[Atom]]) -> int:
         """The value `v` of these dims with one dim for each group of atoms, in that order. It is
         repeated along atoms that it has not, where it has others of the group; groups of which it
         has none get extent 1."""
-        have = set(atoms_of(dims))
-        wanted = [tuple(g) if have & set(g) else () for g in groups]
+        have = atoms_of(dims)
+        wanted = [tuple(g) if {*have} & set(g) else () for g in groups]
         order = [a for g in wanted for a in g]
         own = [a for a in order if a in have]
-        if [a for a in atoms_of(dims)] != own:
-            v = self.reshaped(v, tuple(n for _, n in atoms_of(dims)))
-            at = list(atoms_of(dims))
-            permutation = [at.index(a) for a in own]
-            if permutation != sorted(permutation):
-                type_ = TensorType(tuple(n for _, n in own), self.values[v].dtype)
-                v = self.make("transpose", (v,), type_, {"permutation": permutation})
+        v = self._ordered(v, have, own)
         if own != order:
-            v = self.reshaped(v, tuple(n for _, n in own))
-            shape = tuple(n for _, n in order)
-            params = {
-                "shape": list(shape),
-                "broadcast_dimensions": [order.index(a) for a in own],
-                "sharding": None,
-            }
-            type_ = TensorType(shape, self.values[v].dtype)
-            v = self.make("broadcast_in_dim", (v,), type_, params)
-        return self.reshaped(v, tuple(extent(g) for g in wanted))
+            v = self.reshaped(v, [n for _, n in own])
+            v = self.spread(v, [n for _, n in order], [order.index(a) for a in own])
+        return self.reshaped(v, [extent(g) for g in wanted])
 
     def put_back(self, v: int, groups: Sequence[Sequence[Atom]], dims: Dims, type_: Any) -> int:
         """The value whose dims are the groups as one with `dims` of that type."""
-        flat = [a for g in groups for a in g]
-        target = list(atoms_of(dims))
-        if flat != target:
-            v = self.reshaped(v, tuple(n for _, n in flat))
-            permutation = [flat.index(a) for a in target]
-            shape = tuple(n for _, n in target)
-            made = TensorType(shape, self.values[v].dtype)
-            v = self.make("transpose", (v,), made, {"permutation": permutation})
-        v = self.reshaped(v, tuple(extent(d) for d in dims))
-        return self.cast(v, type_.dtype)
+        v = self._ordered(v, [a for g in groups for a in g], atoms_of(dims))
+        return self.cast(self.reshaped(v, [extent(d) for d in dims]), type_.dtype)
+
+    def _ordered(self, v: int, have: Sequence[Atom], wanted: Sequence[Atom]) -> int:
+        """The value of some atoms with these in another order, each as a dim if it differs."""
+        if list(have) == list(wanted):
+            return v
+        v = self.reshaped(v, [n for _, n in have])
+        return self.transposed(v, [have.index(a) for a in wanted])
 
 
 # Masks that depend on how far a key is from its row alone: read from iotas and comparisons.

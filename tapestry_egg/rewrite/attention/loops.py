@@ -7,39 +7,27 @@ of the backward loop, from what the scores are made of: that is kept instead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
-import numpy as np
-
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
-from tapestry_egg.graph.loops import counts
+from tapestry_egg.graph.loops import counts, with_operands
 from tapestry_egg.metakernels import registry
+from tapestry_egg.tracing.spelled import Spelled
 
 from .sites import read_site, sites
 from .sums import Foreign
 from .views import Views
 
 
-@dataclass
-class Body:
-    """A region that is being changed."""
+class Body(Spelled):
+    """A region that is being changed: operations are put before those that it has."""
 
-    graph: BlockGraph
-    values: list[TensorType] = field(default_factory=list)
-    front: list[Operation] = field(default_factory=list)
-    constants: dict[int, np.ndarray] = field(default_factory=dict)
-    replaced: dict[int, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.values = list(self.graph.values)
-        self.constants = dict(self.graph.constants)
-
-    def value(self, type_: TensorType) -> int:
-        """A new value."""
-        self.values.append(type_)
-        return len(self.values) - 1
+    def __init__(self, graph: BlockGraph) -> None:
+        super().__init__(list(graph.values), dict(graph.constants))
+        self.graph = graph
+        self.replaced: dict[int, int] = {}
 
     def cloned(
         self, source: BlockGraph, wanted: Sequence[int], given: Callable[[int], int | None]
@@ -71,29 +59,17 @@ class Body:
                 outputs = tuple(self.value(source.values[w]) for w in op.outputs)
                 made.update(zip(op.outputs, outputs, strict=True))
                 inputs = tuple(made[w] for w in op.inputs)
-                self.front.append(replace(op, inputs=inputs, outputs=outputs))
+                self.operations.append(replace(op, inputs=inputs, outputs=outputs))
                 stack.pop()
 
         for v in wanted:
             visit(v)
         return made
 
-    def made(self, inputs: Sequence[int], outputs: Sequence[int] | None = None) -> BlockGraph:
-        """The region with these inputs, what was replaced being read as what replaces it."""
-        read = self.replaced
-        operations = [
-            replace(op, inputs=tuple(read.get(v, v) for v in op.inputs))
-            for op in self.graph.operations
-        ]
-        given = self.graph.outputs if outputs is None else outputs
-        return replace(
-            self.graph,
-            values=tuple(self.values),
-            operations=(*self.front, *operations),
-            inputs=tuple(inputs),
-            outputs=tuple(read.get(v, v) for v in given),
-            constants=self.constants,
-        )
+    def made(self) -> BlockGraph:
+        """The region, what was replaced being read as what replaces it."""
+        operations = (*self.operations, *self.graph.operations)
+        return self.anew(self.graph, operations, self.replaced)
 
 
 def without_unread_streams(graph: BlockGraph) -> BlockGraph:
@@ -120,14 +96,7 @@ def _narrow(op: Operation, needed: set[int]) -> Operation:
     ins = [k for k, v in enumerate(body.inputs) if consts <= k < consts + carried or v in read]
     if len(ins) == len(op.inputs) and len(outs) == len(op.outputs):
         return replace(op, regions=(inner,))
-    inner = replace(inner, inputs=tuple(body.inputs[k] for k in ins))
-    return replace(
-        op,
-        inputs=tuple(op.inputs[k] for k in ins),
-        outputs=tuple(op.outputs[k] for k in outs),
-        params={**op.params, "num_consts": sum(k < consts for k in ins)},
-        regions=(inner,),
-    )
+    return replace(with_operands(op, inner, ins), outputs=tuple(op.outputs[k] for k in outs))
 
 
 def with_masks_inside(graph: BlockGraph) -> BlockGraph:
@@ -183,17 +152,7 @@ def making(graph: BlockGraph, op: Operation, wanted: set[int], again: set[int]) 
     made = body.cloned(graph, [op.inputs[k] for k in gone], given)
     body.replaced = {region.inputs[k]: made[op.inputs[k]] for k in gone}
     kept = [k for k in range(len(op.inputs)) if k not in gone]
-    consts, others = [k for k in kept if k < count], [k for k in kept if k >= count]
-
-    def joined(of: Sequence[int], new: Iterable[int]) -> tuple[int, ...]:
-        return (*(of[k] for k in consts), *new, *(of[k] for k in others))
-
-    return replace(
-        op,
-        inputs=joined(op.inputs, more),
-        params={**op.params, "num_consts": len(consts) + len(more)},
-        regions=(body.made(joined(region.inputs, more.values())),),
-    )
+    return with_operands(op, body.made(), kept, [*more.items()])
 
 
 def with_scores_inside(graph: BlockGraph) -> BlockGraph:
@@ -328,26 +287,8 @@ class Link:
             outputs=(*self.forward.outputs, *self.outputs),
             regions=(replace(inner, outputs=(*inner.outputs, *self.more)),),
         )
-        first, _ = counts(op)
-        own = self.backward.regions[0].inputs
         kept = [k for k in range(len(op.inputs)) if k not in gone]
-        before, after = [k for k in kept if k < first], [k for k in kept if k >= first]
-
-        def joined(of: Sequence[int], which: int) -> list[int]:
-            return [
-                *(of[k] for k in before),
-                *(c[which] for c in self.consts),
-                *(of[k] for k in after),
-                *(s[which] for s in self.streams),
-            ]
-
-        made = replace(
-            op,
-            inputs=tuple(joined(op.inputs, 0)),
-            params={**op.params, "num_consts": first + len(self.consts)},
-            regions=(self.body.made(joined(own, 1)),),
-        )
-        return forward, made
+        return forward, with_operands(op, self.body.made(), kept, self.consts, self.streams)
 
 
 def _scores(body: BlockGraph) -> set[int]:

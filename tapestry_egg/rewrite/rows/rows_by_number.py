@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.graph.arrays import kind
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, without_unread
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.computed import Computed
 from tapestry_egg.tracing.known_places import NAMES
+from tapestry_egg.tracing.spelled import NOWHERE, Spelled
 
 
 def with_batch_dims(graph: BlockGraph) -> BlockGraph:
@@ -26,14 +27,13 @@ def with_batch_dims(graph: BlockGraph) -> BlockGraph:
     return _Counts(graph).graph_made()
 
 
-class _Counts:
+class _Counts(Spelled):
     """Finds what counts, and puts batch dims in its place."""
 
     def __init__(self, graph: BlockGraph) -> None:
+        super().__init__(list(graph.values), once=False)
         self.graph = graph
         self.makers = graph.producers()
-        self.values = list(graph.values)
-        self.operations: list[Operation] = []
         self.computed = Computed.of(graph)
 
     def graph_made(self) -> BlockGraph:
@@ -56,7 +56,7 @@ class _Counts:
         found: dict[int, tuple[int, int]] = {}  # column -> dim of the operand, dim of the indices
         taken = set(dims[along])
         for c, (v, d) in enumerate(zip(columns, given, strict=True)):
-            j = self.counted(v)
+            j = self.counts(v)
             extent = self.values[v].shape
             if j is None or j == len(extent) - 1 or j in taken or d not in dims[single]:
                 continue
@@ -86,23 +86,16 @@ class _Counts:
             return ()
         return op.inputs if all(self.values[u].shape[last] == 1 for u in op.inputs) else ()
 
-    def _joined(self, columns: Sequence[int], like: Operation) -> int:
-        if len(columns) == 1:
-            self.values.append(self.values[columns[0]])  # a copy, so that the program is another
-            made = len(self.values) - 1
-            same = {"shape": list(self.values[made].shape), "sharding": None}
-            same["broadcast_dimensions"] = list(range(len(self.values[made].shape)))
-            op = Operation("broadcast_in_dim", (columns[0],), (made,), same, source=like.source)
-        else:
-            first = self.values[columns[0]]
-            self.values.append(TensorType((*first.shape[:-1], len(columns)), first.dtype))
-            made = len(self.values) - 1
-            joined = {"dimension": len(first.shape) - 1}
-            op = Operation("concatenate", tuple(columns), (made,), joined, source=like.source)
-        self.operations.append(op)
-        return made
+    def _joined(self, columns: Sequence[int], op: Operation) -> int:
+        self.like = replace(NOWHERE, source=op.source)
+        first = self.values[columns[0]]
+        if len(columns) > 1:
+            return self.joined(columns, first.rank - 1)
+        same = {"shape": [*first.shape], "broadcast_dimensions": [*range(first.rank)]}
+        # A copy, so that the program is another.
+        return self.new("broadcast_in_dim", columns, first, {**same, "sharding": None})
 
-    def counted(self, v: int) -> int | None:
+    def counts(self, v: int) -> int | None:
         """The dim along which a value counts from zero, alike along all others."""
         if kind(self.values[v].dtype) not in ("int", "uint"):
             return None

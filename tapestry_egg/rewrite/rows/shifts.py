@@ -343,8 +343,7 @@ class Shifted(Padded):
         ring = moved.ring(self.given)
         if ring is not None and shape == moved.shape:
             source = self.short(pieces[0].source)
-            like, params = self.values[source], {"shifts": list(ring)}
-            return self.new("ring_shift", (source,), shape, like, params)
+            return self.new("ring_shift", (source,), self.values[source], {"shifts": list(ring)})
         groups: dict[tuple[int, Ints], list[Piece]] = {}
         for piece in pieces:
             groups.setdefault((piece.source, piece.offset), []).append(piece)
@@ -359,7 +358,7 @@ class Shifted(Padded):
             fill = moved.fill
         made = self._shifted(first[0], shape, fill, minds)
         if minds:
-            filled = self.spread(fill, shape, ())
+            filled = self.spread(fill, shape)
             wrong = self._wrong(first[0], shape)
             if len(first) == 1 and wrong:
                 made = self._masked_by(first[0], wrong, made, filled)
@@ -399,13 +398,8 @@ class Shifted(Padded):
             return v
         if all(low <= 0 and high <= 0 for low, high, _ in config):
             start = [-low for low, _, _ in config]
-            params = {
-                "start_indices": start,
-                "limit_indices": [a + n for a, n in zip(start, shape, strict=True)],
-                "strides": None,
-            }
-            return self.new("slice", (v,), shape, type_, params)
-        made = self.new("pad", (v, fill), shape, type_, {"padding_config": config})
+            return self.sliced(v, start, [a + n for a, n in zip(start, shape, strict=True)])
+        made = self.padded(v, fill, config)
         (self.meant if minds else self.loose).add(made)
         return made
 

@@ -26,7 +26,7 @@ import numpy as np
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
-from tapestry_egg.graph.loops import counts
+from tapestry_egg.graph.loops import counts, with_operands
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.attention.loops import without_unread_streams
 from tapestry_egg.tracing.needless import Known
@@ -330,36 +330,18 @@ class _Apart:
                     if k not in apart and gone.isdisjoint(o.outputs)
                 ]
             ),
-            inputs=(
-                *body.inputs[: self.consts],
-                *same,
-                *[body.inputs[self.consts + j] for j in carried],
-                *body.inputs[last:],
-                *every,
-            ),
             outputs=(*[body.outputs[j] for j in carried], *stacked.values()),
             input_names=(),
             output_names=(),
             donated=(),
         )
-        loop = replace(
-            op,
-            inputs=(
-                *op.inputs[: self.consts],
-                *[self.same[v] for v in same],
-                *[op.inputs[self.consts + j] for j in carried],
-                *op.inputs[last:],
-                *[self.all[v] for v in every],
-            ),
-            outputs=(*[op.outputs[j] for j in carried], *stacked),
-            params={
-                **op.params,
-                "num_consts": self.consts + len(same),
-                "num_carry": len(carried),
-            },
-            regions=(without_unread(inner),),
-        )
-        made.operations.append(loop)
+        kept = [*range(self.consts), *[self.consts + j for j in carried]]
+        kept += range(last, len(op.inputs))
+        consts, streams = [(self.same[v], v) for v in same], [(self.all[v], v) for v in every]
+        loop = with_operands(op, inner, kept, consts, streams)
+        outputs = (*[op.outputs[j] for j in carried], *stacked)
+        regions = (without_unread(loop.regions[0]),)
+        made.operations.append(replace(loop, outputs=outputs, regions=regions))
 
     def _leave(self) -> None:
         """What the loop no longer gives."""

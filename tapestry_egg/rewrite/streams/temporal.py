@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isqrt, prod
-from typing import Any
 
 import numpy as np
 
@@ -31,6 +30,7 @@ from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.rows.cuts import Cut, Rows
 from tapestry_egg.rewrite.rows.ordered import in_order
 from tapestry_egg.tracing.plain import with_scalars
+from tapestry_egg.tracing.spelled import NOWHERE, Spelled
 from tapestry_egg.zspace import ZRange
 
 from .batches import Batch, How, Inner
@@ -89,9 +89,9 @@ class _Loop:
 
     def __init__(self, split: Split) -> None:
         self.split, self.given, self.steps = split, split.graph, split.steps
-        self.values = list(self.given.values)
-        self.constants = dict(self.given.constants)
-        self.around: list[Operation] = []
+        like = replace(NOWHERE, source=split.source)
+        values, constants = list(self.given.values), dict(self.given.constants)
+        self.around = Spelled(values, constants, like=like, once=False)
         self.body = Block(split.steps, self._read)
         self.fixed: dict[int, int] = {}  # value outside -> value in the body
         self.streams: dict[tuple[int, Cut], int] = {}
@@ -144,14 +144,14 @@ class _Loop:
             for v in leaving.intersection(op.outputs):
                 self.carried[v] = self._add(self.inside[v])
         for v in split.same:
-            before = body.value(body.types[self.inside[v]])
+            before = body.value(body.values[self.inside[v]])
             self.carried[v] = _Carried(before, self.inside[v], None)
         ends = (*split.summed, *split.same)
         carries = [self.carried[v] for v in ends]
         consts = [v for v in self.fixed if self.fixed[v] not in body.constants]
         region = BlockGraph(
             name=split.name,
-            values=tuple(body.types),
+            values=tuple(body.values),
             operations=tuple(body.operations),
             inputs=(
                 *(self.fixed[v] for v in consts),
@@ -165,33 +165,23 @@ class _Loop:
         starts = [self._start(c) for c in carries]
         streams = [self._streamed(v, cut) for v, cut in self.streams]
         if self.step is not None:
-            streams.append(self._numbers())
-        outputs = []
-        for type_ in [body.types[v] for v in region.outputs[: len(carries)]]:
-            self.values.append(type_)
-            outputs.append(len(self.values) - 1)
+            streams.append(self.around.counted(self.steps))
+        types = [body.values[v] for v in region.outputs[: len(carries)]]
         for v in split.stacked:
-            type_ = body.types[self.inside[v]]
-            self.values.append(TensorType((self.steps, *type_.shape), type_.dtype))
-            outputs.append(len(self.values) - 1)
-        loop = Operation(
-            SCAN,
-            (*consts, *starts, *streams),
-            tuple(outputs),
-            {
-                "reverse": False,
-                "length": self.steps,
-                "num_consts": len(consts),
-                "num_carry": len(carries),
-                "unroll": 1,
-            },
-            regions=(region,),
-            source=split.source,
-        )
-        self.around.append(loop)
+            type_ = body.values[self.inside[v]]
+            types.append(TensorType((self.steps, *type_.shape), type_.dtype))
+        params = {
+            "reverse": False,
+            "length": self.steps,
+            "num_consts": len(consts),
+            "num_carry": len(carries),
+            "unroll": 1,
+        }
+        outputs = self.around.several(SCAN, (*consts, *starts, *streams), types, params)
+        self.around.operations[-1] = replace(self.around.operations[-1], regions=(region,))
         replaced = {}
         for v, made in zip(ends, outputs, strict=False):
-            replaced[v] = self._cast(made, given.values[v].dtype)
+            replaced[v] = self.around.cast(made, given.values[v].dtype)
         for v, made in zip(split.stacked, outputs[len(carries) :], strict=True):
             replaced[v] = self._joined(v, made)
         gone = split.how.keys() - split.outside
@@ -200,21 +190,12 @@ class _Loop:
         # there before it, as zeros into which rows are scattered.
         at = max(gone)
         sooner, later = ([op for k, op in kept if (k > at) == after] for after in (False, True))
-        operations = [
-            replace(op, inputs=tuple(replaced.get(v, v) for v in op.inputs))
-            for op in (*sooner, *self.around, *later)
-        ]
-        made_graph = replace(
-            given,
-            values=tuple(self.values),
-            operations=tuple(operations),
-            outputs=tuple(replaced.get(v, v) for v in given.outputs),
-            constants=self.constants,
-        )
+        operations = (*sooner, *self.around.operations, *later)
+        made_graph = self.around.anew(given, operations, replaced)
         made_graph = without_unread(in_order(made_graph))
         read = {v for op in made_graph.operations for v in op.inputs} | {*made_graph.outputs}
         # Numbers that stand inside now are read nowhere else.
-        constants = {v: array for v, array in self.constants.items() if v in read}
+        constants = {v: array for v, array in self.around.constants.items() if v in read}
         return replace(made_graph, constants=constants)
 
     def _sum(self, op: Operation, rows: Rows) -> None:
@@ -229,7 +210,7 @@ class _Loop:
                 else body.cast(body.operand(op, rows, p), types[p].dtype)
                 for p in range(len(op.inputs))
             ]
-            after = body.value(body.types[before])
+            after = body.value(body.values[before])
             body.put(op, sig, inputs, [after])
             self.carried[v] = _Carried(before, after, op.inputs[rows.started])
             return
@@ -241,10 +222,10 @@ class _Loop:
     def _add(self, part: int) -> _Carried:
         """What is carried, and the part of a step added to it."""
         body = self.body
-        part = body.cast(part, _wide(body.types[part]).dtype)
-        before, after = body.value(body.types[part]), body.value(body.types[part])
-        source = self.split.source
-        body.operations.append(Operation("add", (before, part), (after,), {}, source=source))
+        part = body.cast(part, _wide(body.values[part]).dtype)
+        before = body.value(body.values[part])
+        (after,) = body.several("add", (before, part), [body.values[part]], {})
+        body.operations[-1] = replace(body.operations[-1], source=self.split.source)
         return _Carried(before, after, None)
 
     def _widened(
@@ -272,42 +253,13 @@ class _Loop:
 
     # Outside
 
-    def _outer(
-        self, kernel: str, inputs: tuple[int, ...], type_: TensorType, params: dict[str, Any]
-    ) -> int:
-        self.values.append(type_)
-        op = Operation(kernel, inputs, (len(self.values) - 1,), params)
-        self.around.append(replace(op, source=self.split.source))
-        return len(self.values) - 1
-
     def _start(self, carried: _Carried) -> int:
         """What is carried into the first step."""
-        type_ = self.body.types[carried.before]
+        type_ = self.body.values[carried.before]
         if carried.start is not None:
-            return self._cast(carried.start, type_.dtype)
-        self.values.append(TensorType((), type_.dtype))
-        zero = len(self.values) - 1
-        self.constants[zero] = np.zeros((), numpy_dtype(type_.dtype))
-        params = {"shape": list(type_.shape), "broadcast_dimensions": [], "sharding": None}
-        return self._outer("broadcast_in_dim", (zero,), type_, params)
-
-    def _cast(self, v: int, dtype: str) -> int:
-        type_ = self.values[v]
-        if type_.dtype == dtype:
-            return v
-        made = TensorType(type_.shape, dtype)
-        return self._outer("convert_element_type", (v,), made, conversion(dtype))
-
-    def _reshaped(self, v: int, shape: tuple[int, ...]) -> int:
-        if shape == self.values[v].shape:
-            return v
-        params = {"new_sizes": list(shape), "dimensions": None, "sharding": None}
-        return self._outer("reshape", (v,), TensorType(shape, self.values[v].dtype), params)
-
-    def _turned(self, v: int, order: list[int]) -> int:
-        shape = tuple(self.values[v].shape[d] for d in order)
-        type_ = TensorType(shape, self.values[v].dtype)
-        return self._outer("transpose", (v,), type_, {"permutation": order})
+            return self.around.cast(carried.start, type_.dtype)
+        zero = self.around.constant(np.zeros((), numpy_dtype(type_.dtype)), type_.dtype)
+        return self.around.spread(zero, type_.shape)
 
     def _in_steps(self, v: int, cut: Cut) -> tuple[int, ...]:
         """The shape with the dim of rows as two, [rows, steps]: a step takes every so many-th row,
@@ -326,73 +278,52 @@ class _Loop:
     def _taken(self, v: int, cut: Cut) -> int:
         """A step's rows of a value, taken out of it in the body."""
         body, given = self.body, self.given.values[v]
-        whole = self._reshaped(v, self._in_steps(v, cut))
+        whole = self.around.reshaped(v, self._in_steps(v, cut))
         if whole not in self.fixed:
-            self.fixed[whole] = body.value(self.values[whole].strong)
-        number, zero = TensorType((), "int32"), body.value(TensorType((), "int32"))
-        body.constants[zero] = np.zeros((), np.int32)
+            self.fixed[whole] = body.value(self.around.values[whole].strong)
+        zero = body.constant(np.zeros((), np.int32), "int32")
         if self.step is None:
-            self.step = body.value(number)
-        shape = self.values[whole].shape
+            self.step = body.value(TensorType((), "int32"))
+        shape = self.around.values[whole].shape
         at = self._step_dim(cut)
         sizes = [1 if d == at else n for d, n in enumerate(shape)]
         starts = [self.step if d == at else zero for d in range(len(shape))]
         type_ = TensorType(tuple(sizes), given.dtype)
-        params = {"slice_sizes": sizes}
-        made = body.new("dynamic_slice", (self.fixed[whole], *starts), type_, params)
-        block = body.part(given.strong, cut)
-        sizes_ = {"new_sizes": list(block.shape), "dimensions": None, "sharding": None}
-        return body.new("reshape", (made,), block, sizes_)
-
-    def _numbers(self) -> int:
-        """The numbers of all steps: s32[steps]."""
-        type_ = TensorType((self.steps,), "int32")
-        params = {"dtype": {"$dtype": "int32"}, "shape": [self.steps], "dimension": 0}
-        return self._outer("iota", (), type_, {**params, "sharding": None})
+        read = (self.fixed[whole], *starts)
+        made = body.new("dynamic_slice", read, type_, {"slice_sizes": sizes})
+        return body.reshaped(made, body.part(given, cut).shape)
 
     def _streamed(self, v: int, cut: Cut) -> int:
         """The value [steps, block]."""
         shape, dim, split = self.given.values[v].shape, cut.dim, self._in_steps(v, cut)
         at = self._step_dim(cut)
         order = [at, *(d for d in range(len(split)) if d != at)]
-        made = self._turned(self._reshaped(v, split), order)
+        made = self.around.transposed(self.around.reshaped(v, split), order)
         block = (self.steps, *shape[:dim], shape[dim] // self.steps, *shape[dim + 1 :])
-        return self._reshaped(made, block)
+        return self.around.reshaped(made, block)
 
     def _joined(self, v: int, made: int) -> int:
         cut = self.split.cut[v]
-        shape, dim = self.values[made].shape, cut.dim + 1
+        shape, dim = self.around.values[made].shape, cut.dim + 1
         assert prod(shape) == self.given.values[v].size
         rows = shape[dim] // cut.outer // cut.inner
         around = [*((cut.outer,) if cut.outer > 1 else ()), rows]
         around += [cut.inner] if cut.inner > 1 else []
-        made = self._reshaped(made, (*shape[:dim], *around, *shape[dim + 1 :]))
-        rank, after = len(self.values[made].shape), self._step_dim(cut) + 1
-        order = [*range(1, after), 0, *range(after, rank)]
-        return self._reshaped(self._turned(made, order), self.given.values[v].shape)
+        made = self.around.reshaped(made, (*shape[:dim], *around, *shape[dim + 1 :]))
+        rank, after = len(self.around.values[made].shape), self._step_dim(cut) + 1
+        made = self.around.transposed(made, [*range(1, after), 0, *range(after, rank)])
+        return self.around.reshaped(made, self.given.values[v].shape)
 
 
 # Bodies of loops over blocks of rows, as they are being made: operations, each on such a block.
 
 
-def conversion(dtype: str) -> dict[str, Any]:
-    """The parameters of a conversion to a dtype."""
-    return {"new_dtype": {"$dtype": dtype}, "weak_type": False, "sharding": None}
-
-
-class Block:
+class Block(Spelled):
     """A graph that runs on a block of rows, as it is being made."""
 
     def __init__(self, steps: int, read: Callable[[int, Cut | None], int]) -> None:
+        super().__init__([], once=False)
         self.steps, self.read = steps, read
-        self.types: list[TensorType] = []
-        self.operations: list[Operation] = []
-        self.constants: dict[int, np.ndarray] = {}
-
-    def value(self, type_: TensorType) -> int:
-        """A new value."""
-        self.types.append(type_)
-        return len(self.types) - 1
 
     def part(self, type_: TensorType, cut: Cut | None) -> TensorType:
         """The type of a block of a value."""
@@ -443,8 +374,8 @@ class Block:
         outputs: Sequence[int],
     ) -> None:
         """An operation on values that are here, with the parameters that blocks of these need."""
-        local = [self.types[v].shape for v in inputs]
-        made = [self.types[v].shape for v in outputs]
+        local = [self.values[v].shape for v in inputs]
+        made = [self.values[v].shape for v in outputs]
         params = registry.localize(op.kernel, op.params, sig, local, made)
         self.operations.append(
             replace(op, inputs=tuple(inputs), outputs=tuple(outputs), params=params)
@@ -454,34 +385,14 @@ class Block:
         """An operand of a block: its rows, and of its other dims what the whole operation reads."""
         cut = rows.inputs[p]
         v = self.read(op.inputs[p], cut)
-        sig, type_ = rows.signature, self.types[v]
+        sig = rows.signature
         box = sig.operand_box(p, ZRange.from_shape(sig.extents))
         shape = list(box.shape)
         if cut is not None:
             shape[cut.dim] //= self.steps
-        if tuple(shape) == type_.shape or 0 in sig.extents:  # of nothing there is no part
+        if 0 in sig.extents:  # of nothing there is no part
             return v
-        params = {
-            "start_indices": list(box.start),
-            "limit_indices": [a + n for a, n in zip(box.start, shape, strict=True)],
-            "strides": None,
-        }
-        return self.new("slice", (v,), TensorType(tuple(shape), type_.dtype), params)
-
-    def new(
-        self, kernel: str, inputs: tuple[int, ...], type_: TensorType, params: dict[str, Any]
-    ) -> int:
-        """The result of one more operation."""
-        self.operations.append(Operation(kernel, inputs, (self.value(type_),), params))
-        return self.operations[-1].outputs[0]
-
-    def cast(self, v: int, dtype: str) -> int:
-        """A value in another dtype."""
-        type_ = self.types[v]
-        if type_.dtype == dtype:
-            return v
-        made = TensorType(type_.shape, dtype)
-        return self.new("convert_element_type", (v,), made, conversion(dtype))
+        return self.sliced(v, box.start, [a + n for a, n in zip(box.start, shape, strict=True)])
 
 
 def on_blocks(batch: Batch, steps: int) -> BlockGraph:
@@ -504,7 +415,7 @@ def on_blocks(batch: Batch, steps: int) -> BlockGraph:
         here.update(zip(op.outputs, block.run(op, batch.how.get(k), types), strict=True))
     return replace(
         graph,
-        values=tuple(block.types),
+        values=tuple(block.values),
         operations=tuple(block.operations),
         inputs=tuple([here[v] for v in graph.inputs]),
         outputs=tuple([here[v] for v in graph.outputs]),

@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 
 from tapestry_egg.errors import GraphError
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.tracing.spelled import Spelled
 
 #: What an operation reads: a value, and whether that has one for each of many; or a constant.
 Read = tuple[int, bool] | np.ndarray
 
 
 @dataclass
-class Written:
+class Written(Spelled):
     """The program that is written, and which of its values stand for those of the one given."""
 
-    values: list[TensorType]
-    constants: dict[int, np.ndarray]
-    operations: list[Operation] = field(default_factory=list)
     stands: dict[int, int] = field(default_factory=dict)
 
     def read(self, values: Sequence[int]) -> tuple[int, ...]:
@@ -37,11 +35,6 @@ class Written:
             outputs=self.read(graph.outputs),
             constants=self.constants,
         )
-
-    def value(self, type_: TensorType) -> int:
-        """A new value."""
-        self.values.append(type_)
-        return len(self.values) - 1
 
     def takes(self, write: Callable[[], None]) -> bool:
         """Write something; whether JAX can make that. If not, nothing is written."""
