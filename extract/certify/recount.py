@@ -346,7 +346,16 @@ class Walk:
             took = beside.seconds, beside.joules, 0.0, beside.moved, beside.sent, "exchange"
             works.append(Work(*took))
         works += read_again(self, self.ground.unit_of[unit.root])
+        works += [
+            w for v in unit.outputs if self.turned(self.ground.lives, v) for w in self._turning(v)
+        ]
         return reduce(Work.then, works)
+
+    def _turning(self, v: FlatId) -> list[Work]:
+        """The kernels that turn what is renewed, before and when it leaves."""
+        seconds, spent = turning(self, v, self.given[v])
+        moved = 2.0 * block_bytes(self.program.types[v], self.given[v], self.mesh)
+        return [Work(seconds, spent, 0.0, moved, 0.0, "memory")] * 2
 
     def exchanged(self, unit: Unit) -> ExchangeCosts | None:
         """What the operations of a unit get from neighbours, and what those after them get at once
@@ -453,7 +462,7 @@ class Walk:
         return x.until if x and x.copied(self.given, self.needed) else None
 
     def turned(self, lives: Lives, v: FlatId) -> tuple[int, int] | None:
-        """From when up to before when a loop has its new state turned, beside the old one."""
+        """From when up to before when a new state is turned while it is renewed, beside the old."""
         if (known := lives.turned(v)) is None:
             return None
         way, begin, end = known

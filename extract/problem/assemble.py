@@ -24,8 +24,8 @@ from tapestry_egg.extract.choices.once import Once
 from tapestry_egg.extract.choices.unit_choices import UnitChoices
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.machine.costs import copying_seconds
-from tapestry_egg.machine.energy import joules
+from tapestry_egg.machine.costs import copying_seconds, turning_seconds
+from tapestry_egg.machine.energy import joules, turning_joules
 from tapestry_egg.schedule.siblings import Shared
 
 from .columns import Columns, Wanted
@@ -179,6 +179,8 @@ class _Assembler:
         root = self.program.instances[unit.root]
         weight = self.program.bodies[root.body].weight if not root.port else root.weight
         own = tuple(self._own_copy(u, v) for v in unit.outputs if u in self.schedule.readers[v])
+        times = self.program.bodies[root.body].weight
+        turned = tuple([x for v in unit.outputs if (x := self.memory.turned(v)) is not None])
         if shared is None:
             base: Ints = self.once(lambda: np.arange(len(rows)), "every row", rows)
             held: tuple[Floats, ...] = ()
@@ -192,10 +194,16 @@ class _Assembler:
             seconds = seconds * weight
             for more in own:
                 seconds = seconds + more
-            seconds, energy = seconds[base], (rows.joules * weight)[base]
+            energy = rows.joules * weight
+            for amount in turned:  # before, and when it leaves
+                twice = 2.0 * times * (amount > 0)
+                target, devices = self.choices.target, self.choices.mesh.devices
+                seconds = seconds + w.seconds * twice * turning_seconds(amount, target)
+                energy = energy + twice * turning_joules(amount, devices, target)
+            seconds, energy = seconds[base], energy[base]
             return (seconds + held[0], energy + held[1]) if held else (seconds, energy)
 
-        seconds, energy = self.once(costs, "unit", rows, weight, own, base, held)
+        seconds, energy = self.once(costs, "unit", rows, weight, own, base, held, turned, times)
         scratch = self.once(lambda: rows.scratch[base], "scratch", rows, base)
         parts = self.once(lambda: rows.parts[base], "parts", rows, base)
         uses = [use for v in unit.outputs for use in self.memory.produced(v, base, parts)]

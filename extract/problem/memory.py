@@ -195,20 +195,30 @@ class Memory:
         return self._occupied(counted)
 
     def _turned(self, v: int, rows: Ints) -> tuple[Use, ...]:
-        """What a loop has turned of a new state, beside the old one, per row."""
-        if v not in self.lives.turned:
+        """A new state that is turned while it is renewed, beside the old one, per row."""
+        if (turned := self.turned(v)) is None:
             return ()
-        way, begin, end = self.lives.turned[v]
-        gives = self.columns.gives(v)
+        _, begin, end = self.lives.turned[v]
+        whole = self.once(lambda: turned[rows], "turned", turned, rows)
+        return self._occupied(lambda count: [Use(begin, end, self._array(count, whole))])
+
+    def turned(self, v: int) -> Floats | None:
+        """The bytes of a new state that is turned while it is renewed, per row of its unit; None
+        where it never is."""
+        if v not in self.lives.turned:
+            return None
+        (way, _, _), gives, table = (
+            self.lives.turned[v],
+            self.columns.gives(v),
+            self.columns.table(v),
+        )
 
         def amounts() -> Floats:
             shape, mesh = self.program.types[v].shape, self.choices.mesh
-            layouts = self.columns.table(v).layouts
-            turned = [way.within(x.local_shape(shape, mesh)) for x in layouts]
-            return np.where(turned, self._sizes(v), 0.0)[gives[rows]]
+            turned = [way.within(x.local_shape(shape, mesh)) for x in table.layouts]
+            return np.where(turned, self._sizes(v), 0.0)[gives]
 
-        whole = self.once(amounts, "turned", way, self.columns.table(v), gives, rows)
-        return self._occupied(lambda count: [Use(begin, end, self._array(count, whole))])
+        return self.once(amounts, "turned", way, table, gives)
 
     def running(self, u: int, scratch: Floats, parts: Floats) -> tuple[Use, ...]:
         """What a unit's kernel takes for itself while it runs, per row, and what it makes that is

@@ -106,6 +106,16 @@ class FlatProgram:
         values = self.bodies[0].values
         return frozenset(values[v] for v in self.bodies[0].graph.inputs)
 
+    @cached_property
+    def renewing(self) -> frozenset[FlatId]:
+        """The values that the program is given, and what these are once parts of them are written
+        anew."""
+        found = set(self.given)
+        for x in self.instances:
+            if any(x.inputs[p] in found for p in x.signature.writes[:1]):
+                found.update(x.outputs)
+        return frozenset(found)
+
     def loop_of(self, carry: Instance) -> Operation:
         """The loop that a carry is of."""
         body = self.bodies[self.body_of[carry.outputs[-2]]]

@@ -309,8 +309,11 @@ class _Fusing:
 
     def _is_stored_for_products(self, u: int) -> bool:
         """Whether products read a unit, several of them or what one made for it alone, and what it
-        is computed from is not held until the last of them."""
+        is computed from is not held until the last of them; not one of a stack."""
         (v,) = self.units[u].outputs
+        root = self.program.instances[self.units[u].root]
+        if not root.port and root.signature.in_products == "one_of_stack":
+            return False
         using, maker = self.readers[v], self.schedule.producer
         direct = self.multiplying & using
         alone = (maker[w] for w in self.operands[u] if self.readers[w] == {u})
@@ -448,8 +451,9 @@ def read_by_products(
     A model of XLA's GEMM fusion for GPUs (xla/backends/gpu/transforms/gemm_fusion.cc), which comes
     before all other fusion. From a product it goes towards what it reads, and takes in what reads
     no more from memory than is read of it: operations on one array whose elements are no smaller
-    than what they give, and on two where one is a number, or an argument of the program that is
-    repeated. So a rectifier of a product and a bias is computed by every product that reads it.
+    than what they give; on two where one is a number, or an argument of the program that is
+    repeated; and the slice that is one of a stack in the program's own memory. So a rectifier of a
+    product and a bias is computed by every product that reads it.
     A library's products, of results of `library_bytes` or more, compute nothing of their operands.
     """
     program, units = schedule.program, schedule.units
@@ -542,6 +546,10 @@ def _is_taken(program: FlatProgram, instance: Instance, spread: set[FlatId]) -> 
     if instance.outputs[0] in spread or signature.fusion == "view":
         return True
     result = types[instance.outputs[0]]
+    if signature.in_products == "one_of_stack":
+        (stack,) = instance.inputs
+        one = result.shape[:1] == (1,) and result.shape[1:] == types[stack].shape[1:]
+        return one and stack in program.renewing
     words = ("always",) if result.dtype == "bfloat16" else ("always", "not_in_bfloat16")
     if signature.in_products not in words:
         return False

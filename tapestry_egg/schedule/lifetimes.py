@@ -6,8 +6,8 @@ assignment over a sequential schedule (xla/service/buffer_assignment.cc): a buff
 instruction that defines it to its last reader, and
 
 - inputs live throughout, and so do the program's results once made; a donated input's buffer
-  serves the new state that takes its place, if nothing reads the old one after that; where a loop
-  that leaves it has it turned all along (`schedule/lying.py`), there is another array beside;
+  serves the new state that takes its place, if nothing reads the old one after that; where it
+  is turned while it is renewed (`schedule/lying.py`), there is another array beside;
 - an elementwise result takes over the buffer of an operand of the same type that dies there, unless
   the kernel that makes it reduces its rows, too (columns are reduced by another), and a scatter
   that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
@@ -42,7 +42,7 @@ from tapestry_egg.machine.compiler_choices import FusionCosts
 from .flatten import Instance
 from .inlining import Fusion, fusion
 from .leaving import Leaving, PassedOn, doubled, leaving
-from .lying import Turned, cut_inside, renewed, turned_in_loops
+from .lying import Turned, cut_inside, renewed, turned_while_renewed
 from .schedules import Schedule
 from .units import Unit, is_view
 
@@ -59,7 +59,8 @@ class Lifetimes:
     their own from their tick on. What leaves by an output, and by no other, may do so as a copy, of
     it or of a view of it: `leaving[u, v]` is, for the output and for each of these views, what the
     value v that unit u reads is a view of, if not that itself, and the tick from which the array
-    that v is in is no longer in memory if u reads a copy of it."""
+    that v is in is no longer in memory if u reads a copy of it. What is free may be `turned` while
+    it is renewed, from a tick up to before another, and takes an array beside the old one."""
 
     made: tuple[int, ...]
     last: tuple[int, ...]
@@ -175,11 +176,12 @@ class Lives:
         return not self._is_next(v, olds[-1])
 
     def turned(self, v: int) -> tuple[Turned, int, int] | None:
-        """Where a loop leaves v in an old state's place and may have it turned while it runs: from
-        which tick up to before which that is beside the old one."""
+        """Where v is in an old state's place and may be turned while it is renewed: from which tick
+        up to before which that is beside the old one."""
         if v not in self._turned or self.owns_memory(v):
             return None
-        return self._turned[FlatId(v)], self.birth(v), min(self.death(v) + 2, self.end)
+        turned = self._turned[FlatId(v)]
+        return turned, self.birth(turned.first), min(self.death(v) + 2, self.end)
 
     def _is_copied(self, u: int) -> bool:
         """Whether something is held beside a carry, of unit u, until all carries are written: its
@@ -234,7 +236,7 @@ class Lives:
     @cached_property
     def _turned(self) -> Mapping[FlatId, Turned]:
         of = self.schedule, self.epilogues
-        return self.schedule.once(lambda: turned_in_loops(*of), "turned in loops", self.epilogues)
+        return self.schedule.once(lambda: turned_while_renewed(*of), "turned", self.epilogues)
 
     def _in_place(self, v: int, old: tuple[int, ...], over: set[int]) -> bool:
         """Whether a next value is written where the old one was, which then is read no more: before

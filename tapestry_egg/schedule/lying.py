@@ -188,14 +188,17 @@ def cut_inside(schedule: Schedule, fused: Fusion, epilogues: bool = False) -> fr
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Products, with the operands, that read what a loop carries, or slices of it: on a device
-    where one of them wants the dims of its block in another order, it is turned all along."""
+    """Products, with the operands, that read what is renewed, or `parts` of it, from value `first`
+    on: on a device where one of them wants the dims of its block in another order, it is turned all
+    along."""
 
     operands: tuple[tuple[OperationSignature, int], ...]
+    first: FlatId
+    parts: frozenset[FlatId]
 
     def within(self, block: Sequence[int]) -> bool:
-        """Whether a carry of which a device has such a block lies turned while the loop runs; a
-        slice of it has the last of its dims."""
+        """Whether that is so where a device has such a block; what is read of it has the last of
+        its dims."""
         return any(
             turned_for_product(x, p, range(n), block[len(block) - n :]) is not None
             for x, p in self.operands
@@ -203,15 +206,15 @@ class Turned:
         )
 
 
-def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> Mapping[FlatId, Turned]:
-    """What loops leave and may have turned all along, since products in them read it so: carries,
-    as they are or slice by slice, with parts of them written anew.
+def turned_while_renewed(schedule: Schedule, epilogues: bool = False) -> Mapping[FlatId, Turned]:
+    """What is renewed part by part, and may be turned all along since products read it so: carries
+    that loops leave, and new states; as they are, or one of a stack.
 
     A model of XLA's layout assignment (xla/service/gpu/transforms/layout_assignment.cc, and
     xla/service/layout_assignment.cc): a product wants the dims of an operand that it runs through
     as a batch one next to the other in memory, so those that it sums and all others, and none of
-    the batch last. What else a loop does with a carry takes any order; so it is turned once before
-    the loop and once behind it, and not in every round. Dims of one element have no place in that
+    the batch last. What else is done takes any order; so it is turned once before the first part is
+    written, or the loop begins, and once when it leaves. Dims of one element have no place in that
     order: heads that are cut over as many devices are no batch on one of them. With `epilogues`, of
     XLA for TPUs, it is not known.
     """
@@ -225,24 +228,37 @@ def turned_in_loops(schedule: Schedule, epilogues: bool = False) -> Mapping[Flat
     slices = {schedule.units[u].root for u in renewed(schedule).values()}
     roots = {program.instances[i].inputs: program.instances[i] for i in slices}
     found = {}
-    for carry in program.instances:
-        if carry.port != "carry":
+    for port in program.instances:
+        if port.port not in ("carry", "state"):
             continue
-        seen, todo = set[FlatId](), list(carry.outputs[:-1])
+        state = port.port == "state"
+        new = port.inputs[0] if state else port.outputs[-1]
+        seen, todo, written = set[FlatId](), list(port.outputs[: None if state else -1]), [new]
         operands: list[tuple[OperationSignature, int]] = []
         while todo:
             v = todo.pop()
             seen.add(v)
             for x in readers.get(v, ()):
                 same = any(x.inputs[p] == v for p in x.signature.writes[:1])
-                if same or roots.get(x.inputs) is x:
+                written += x.outputs if same else ()
+                if same or roots.get(x.inputs) is x or (state and _is_part(x, program)):
                     todo += [w for w in x.outputs if w not in seen]
                 elif not x.port and x.signature.is_product:
                     operands += [(x.signature, p) for p, w in enumerate(x.inputs) if w == v]
-        turned = Turned(tuple(operands))
-        if turned.within(program.types[carry.outputs[-1]].shape):
-            found[carry.outputs[-1]] = turned
+        turned = Turned(tuple(operands), min(written) if state else new, frozenset(seen))
+        if (not state or new in seen) and turned.within(program.types[new].shape):
+            found[new] = turned
     return found
+
+
+def _is_part(x: Instance, program: FlatProgram) -> bool:
+    """Whether an instance takes one of a stack, or leaves out dims of one element before others."""
+    if x.port or len(x.inputs) != 1 or len(x.outputs) != 1:
+        return False
+    (whole,), (part,) = ([program.types[v].shape for v in vs] for vs in (x.inputs, x.outputs))
+    if x.signature.fusion == "view":
+        return whole == (1,) * (len(whole) - len(part)) + part
+    return x.signature.in_products == "one_of_stack" and (1, *whole[1:]) == part
 
 
 def turned_for_product(
@@ -289,12 +305,13 @@ def turned_operands(
     are read head by head.
 
     What the product would else compute of them, the units `inside` it, is computed for the copy.
-    What is stored of what goes element by element is written so as it is made, and a loop turns
-    what it carries before its rounds. Products that want one order share the copy, which the first
-    of them pays.
+    What is stored of what goes element by element is written so as it is made, and what is renewed
+    part by part is turned before (`turned_while_renewed`). Products that want one order share the
+    copy, which the first of them pays.
     """
     instances = schedule.program.instances
     found, copies = set(), set[tuple[FlatId, tuple[int, ...]]]()
+    before = {v for x in turned_while_renewed(schedule).values() for v in x.parts}
     for unit in schedule.units:
         root = instances[unit.root]
         if root.port or not root.signature.is_product:
@@ -304,6 +321,8 @@ def turned_operands(
             made_by = instances[schedule.units[maker].root]
             straight = made_by.port or made_by.signature.fusion
             if not inside[maker] and straight not in ("kernel", "reduce", "input", "state"):
+                continue
+            if v in before:
                 continue
             place, order = _as_operand(schedule, unit, i, p)
             wanted = turned_for_product(root.signature, place, order) if order else None

@@ -17,6 +17,7 @@ from jax import lax
 import tapestry_egg as te
 from models import gpt2
 from tapestry_egg.extract.certify.certificate import certify
+from tapestry_egg.extract.certify.cost_parts import cost_parts
 from tapestry_egg.extract.choices.unit_choices import UnitChoices, unit_choices
 from tapestry_egg.extract.engine.archive import Candidate
 from tapestry_egg.extract.engine.race import Effort, race
@@ -25,6 +26,7 @@ from tapestry_egg.extract.problem.assemble import PlanProblem, assemble
 from tapestry_egg.extract.problem.columns import Wanted
 from tapestry_egg.extract.problem.memory import Memory
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.machine.costs import turning_seconds
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.rules.language.book import load_books
@@ -429,15 +431,16 @@ def test_xla_for_h100_holds_what_a_plan_of_two_carries_promises(name: str, donat
     assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01)
 
 
-#: Rows of a batch, places, heads and width of a cache that a loop writes one place of a round.
+#: Rows of a batch, places, heads and width of a cache of which one place is written at a time.
 CACHE = (16, 256, 8, 64)
+H100 = load_target("h100:8")
 ROWS, HEADS = ("x", None, None, None), (None, None, "x", None)
 
 
 @cache
-def cached(cut: tuple[str | None, ...], queries: int) -> Plan:
-    """A plan of a loop that decodes with so many queries for a head of its donated cache, which is
-    cut so over eight devices."""
+def cached(cut: tuple[str | None, ...], queries: int, loops: bool) -> Plan:
+    """A plan that decodes with so many queries for a head of its donated cache, which is cut so
+    over eight devices, in a loop or one token."""
 
     def decode(cache: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
         def step(t: Any, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -446,7 +449,7 @@ def cached(cut: tuple[str | None, ...], queries: int) -> Plan:
             scores = jnp.einsum("bhqk,bthk->bhqt", q, cache)
             return cache, jnp.einsum("bhqt,bthk->bhqk", scores, cache)
 
-        return lax.fori_loop(0, CACHE[1], step, (cache, q))
+        return lax.fori_loop(0, CACHE[1], step, (cache, q)) if loops else step(5, (cache, q))
 
     shapes = CACHE, (CACHE[0], CACHE[2], queries, CACHE[3])
     types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
@@ -455,19 +458,22 @@ def cached(cut: tuple[str | None, ...], queries: int) -> Plan:
     return te.optimize(program, "h100:8", pins=pins, settings=te.Settings(forms=0, work=0.2))[0]
 
 
+@pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize(
     ("cut", "queries", "blocks"), [(ROWS, 4, 2), (HEADS, 4, 1), (ROWS, 1, 1), (HEADS, 1, 1)]
 )
 def test_a_cache_is_turned_where_a_device_multiplies_several_heads_of_it(
-    cut: tuple[str | None, ...], queries: int, blocks: int
+    cut: tuple[str | None, ...], queries: int, blocks: int, loops: bool
 ) -> None:
     """One head is no batch, and what multiplies a vector reads any order: such a cache is renewed
-    in place. XLA for H100 holds as much."""
+    in place. Else it is turned before and after. XLA for H100 holds as much."""
     from tapestry_egg.runtime.measure.hlo import hlo_stats
 
-    plan = cached(cut, queries)
+    plan = cached(cut, queries, loops)
     block = int(np.prod(CACHE)) // 8 * 4
     assert plan.costs.peak_bytes == pytest.approx(blocks * block, rel=0.1)
+    name, twice = "carry" if loops else "dynamic_update_slice", 2 * turning_seconds(block, H100)
+    assert (sum(p.seconds for p in cost_parts(plan) if name in p.name) >= twice) == (blocks == 2)
     compiled = hlo_stats(te.compile(plan, h100s()).compile())
     assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.05)
 

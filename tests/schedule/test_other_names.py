@@ -19,7 +19,7 @@ from tapestry_egg.runtime.lower.host_calls import Caller
 from tapestry_egg.runtime.lower.lower import LocalBody
 from tapestry_egg.schedule.flatten import flatten
 from tapestry_egg.schedule.inlining import fusion, read_by_products
-from tapestry_egg.schedule.lying import renewed, turned_in_loops
+from tapestry_egg.schedule.lying import renewed, turned_while_renewed
 from tapestry_egg.schedule.own_arrays import stored_once
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, schedule
@@ -93,7 +93,13 @@ def modelled(plan: Schedule) -> Any:
     """What is modelled of a schedule, without the names of kernels."""
     units = [(u.members, u.reads, u.outputs) for u in plan.units]
     ways = [[fusion(plan, epilogues=e).within, renewed(plan, e)] for e in (False, True)]
-    return units, ways, read_by_products(plan), stored_once(plan.program), turned_in_loops(plan)
+    return (
+        units,
+        ways,
+        read_by_products(plan),
+        stored_once(plan.program),
+        turned_while_renewed(plan),
+    )
 
 
 def lowered(graph: BlockGraph, platform: str) -> Any:

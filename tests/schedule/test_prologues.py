@@ -89,6 +89,34 @@ def test_products_with_vectors_are_no_products_of_matrices() -> None:
     assert not lifetimes(plan).free[y]
 
 
+#: What a product reads of a stack of four matrices, and whether a copy of it is stored.
+STACKS: dict[str, tuple[Callable[[Any, Any], Any], bool]] = {
+    "one of them": (lambda s, x: (s, x @ s[1]), False),
+    "one, by two products": (lambda s, x: (s, (x @ s[1]) @ s[1].T), False),
+    "one with a row written": (lambda s, x: ((t := s.at[1, 0].set(x[0])), x @ t[1]), False),
+    "some rows of each": (lambda s, x: (s, x @ s[:, : N // 4].reshape(N, N)), True),
+    "one of what is computed": (lambda s, x: (s, x @ (t := s @ x)[1] + t[0] + t[2]), True),
+    "one that is not known": (lambda s, x: (s, x @ s[x[0, 0].astype(int)]), True),
+}
+
+
+@pytest.mark.parametrize("name", STACKS)
+def test_products_read_one_matrix_of_a_stack_where_it_lies(name: str) -> None:
+    """If the stack is the program's own. XLA for H100 holds a copy in the same cases."""
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    fn, stored = STACKS[name]
+    program = te.trace(fn, jax.ShapeDtypeStruct((4, N, N), jnp.float32), X, donate_argnums=0)
+    plan = schedule_of(program.graph, {})
+    lives, products = lifetimes(plan), [made_by(plan, "dot_general", k) for k in (0, -1)]
+    read = {v for *_, v in plan.units[products[1][0]].reads} - {v for _, v in products}
+    assert any(not lives.free[v] for v in read - plan.program.given) == stored
+    settings = te.Settings(forms=0, work=0.1, recompute=0)
+    (best, *_) = te.optimize(program, "h100:1", settings=settings)
+    compiled = hlo_stats(te.compile(best, h100s()[:1]).compile())
+    assert best.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.02)
+
+
 def test_xla_for_h100_computes_rectifiers_inside_products() -> None:
     from tapestry_egg.runtime.measure.hlo import hlo_stats
 

@@ -59,7 +59,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       blocks: {products: .., moved: ..}       kernels of a block of its scores: see below
       fusion: kernel                          view | loop | reduce | kernel
-      in_products: never                      always | not_in_bfloat16 | again | never: see below
+      in_products: never                      always | never, or another word: see below
       elements: computed                      kept | selected | computed: see below
       commutes: false                         whether the two operands may change places
       means: sum                              what it is to those that read programs: see below
@@ -100,7 +100,8 @@ are tried on; `when` in it leaves some out. They are evaluated in their order, o
 in it first.
 `in_products:` says whether XLA for GPUs computes the kernel inside the product of matrices that
 reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded,
-`again` where it does so in every such product, and may store the result for others all the same.
+`again` where it does so in every such product, and may store the result for others all the same,
+`one_of_stack` where it takes one of a stack that lies in the program's own memory.
 `elements:` says what each element of the results is: one of the operands' that is `kept` (moved,
 repeated, chosen by something else), one that is `selected` because it stands out among all (a
 greatest, what is sorted), or `computed`; views keep theirs.

@@ -133,7 +133,7 @@ Meaning = Literal[
 ]  # fmt: skip
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
-InProducts = Literal["never", "not_in_bfloat16", "again", "always"]
+InProducts = Literal["never", "not_in_bfloat16", "again", "one_of_stack", "always"]
 
 
 @dataclass(frozen=True, slots=True)
