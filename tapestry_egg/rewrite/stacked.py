@@ -14,18 +14,20 @@ that the program has of such a chain is a copy, wherever it stands.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from heapq import heapify, heappop, heappush
 from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.streams.written import Read, Written
 
 from .folded_program import LEAST_COPIES, Flags, Ints, Net, Stretch, grown
+from .slices import Slices, Values, is_light, with_slices_at_once
 
 #: The name of this change in the rules and steps of plans.
 RULE = "stacked-copies"
@@ -48,7 +50,7 @@ def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
     if not chains:
         return graph
     written = Written(list(graph.values), dict(graph.constants))
-    stacks: dict[_Values, int] = {}
+    stacks: dict[Values, int] = {}
     for k in order:
         if k < 0:
             known = dict(stacks)
@@ -60,7 +62,7 @@ def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
             written.operations.append(replace(op, inputs=written.read(op.inputs)))
     if not written.stands:
         return graph
-    return without_unread(written.program(graph))
+    return with_slices_at_once(written.program(graph), stacks.values())
 
 
 def _chains(graph: BlockGraph) -> list[_Chain]:
@@ -70,6 +72,7 @@ def _chains(graph: BlockGraph) -> list[_Chain]:
         return []
     program = _Program(graph, products)
     found: list[_Chain] = []
+    placed: dict[int, Values] = {}
     taken = np.zeros(program.net.count, dtype=np.bool_)
     for members in program.repeated():
         if taken[members].any():
@@ -77,7 +80,7 @@ def _chains(graph: BlockGraph) -> list[_Chain]:
         for copies in _Positions(program, grown(program.net, members, taken)).chains():
             every = program.copies(copies, taken)
             while len(every) >= LEAST_COPIES:
-                found.append(_Chain(program, every))
+                found.append(_Chain(program, every, placed))
                 taken[[*found[-1].every]] = True
                 every = program.copies(copies, taken)
     return sorted(found, key=lambda c: -len(c.every))
@@ -127,28 +130,13 @@ class _Program:
                 if (maker := self.makers.get(v)) is not None:
                     bits |= self.before[maker]
             self.before.append(bits)
-        self.number = self._numbers()
         self._of_kind: dict[int, int] = defaultdict(int)
         for k, kind in enumerate(self.net.kind.tolist()):
             self._of_kind[kind] |= 1 << k
 
-    def _numbers(self) -> list[int]:
-        """A number for each value: equal where the same operations make them of the same."""
-        numbers: dict[object, int] = {}
-        found = [-1] * len(self.graph.values)
-        for v in (*self.graph.inputs, *self.graph.constants):
-            own = int(self.net.given[v]) if v in self.graph.constants else -1 - v
-            found[v] = numbers.setdefault(own, len(numbers))
-        for k, op in enumerate(self.graph.operations):
-            own = -1 - k if op.effectful else int(self.net.kind[k])
-            reads = tuple([found[v] for v in op.inputs])
-            for q, v in enumerate(op.outputs):
-                found[v] = numbers.setdefault((own, reads, q), len(numbers))
-        return found
-
-    def is_shared(self, values: Sequence[int]) -> bool:
-        """Whether values are the same, or constants of the same elements."""
-        return len({self.number[v] for v in values}) == 1 or _is_one_constant(self.graph, values)
+    @cached_property
+    def slices(self) -> Slices:
+        return Slices(self.graph, self.net)
 
     def repeated(self) -> list[Ints]:
         """Operations that make products, alike and apart from each other, at least as many as there
@@ -262,15 +250,19 @@ class _Positions:
                 if images.get(maker) == [makers.get(v) for v in values]:
                     self.reads[k].add(maker)
                     self.readers[maker].add(k)
-        # What a copy reads that others read as well, or an equal constant in its place.
-        self.shared = {
+        # What chains before make and read, of which there are stacks.
+        self._stacked = set[int]()
+        # What need not be copied either, as the model copy has it: what all copies read, or of
+        # which they read a slice each.
+        self._free = set[int]()
+        shared = {
             values[model]
             for own in images.values()
             for values in zip(*[graph.operations[n].inputs for n in own], strict=True)
-            if program.is_shared(values)
+            if program.slices.is_shared(values) or program.slices.order(values) is not None
         }
+        self._add_free(shared)
         self._read_by, self._ends = graph.readers(), {*graph.outputs}
-        self._stacked = set[int]()  # what chains before make, of which there are stacks
 
     def chains(self) -> Iterator[list[list[int]]]:
         """Products that read each other's results, and what is best stacked with them: the
@@ -281,14 +273,19 @@ class _Positions:
                 continue
             taken = self._fitted(part)
             if self._is_chain(taken) and self._worth(taken)[0] >= _LEAST_WORK:
-                graph = self.program.graph
-                self._stacked |= {v for k in taken for v in graph.operations[k].outputs}
+                for k in taken:
+                    op = self.program.graph.operations[k]
+                    self._stacked |= {*op.inputs, *op.outputs}
+                self._add_free(self._stacked)
                 every = [self.images[k] for k in sorted(taken)]
                 yield [sorted(taken), *[list(own) for own in zip(*every, strict=True)]]
 
     def _is_chain(self, some: set[int]) -> bool:
-        """Whether a few operations make more than one product."""
-        return len(some) <= _MOST and sum(self.program.products[k] for k in some) > 1
+        """Whether a few operations make more than one product, or one of what is stacked."""
+        count = sum(self.program.products[k] for k in some)
+        reads = (v for k in some for v in self.program.graph.operations[k].inputs)
+        several = count > 1 or (count and not self._stacked.isdisjoint(reads))
+        return len(some) <= _MOST and bool(several)
 
     def _closed(self, some: Collection[int], following: dict[int, set[int]]) -> set[int]:
         """Some positions and those that follow them, from one to the next."""
@@ -365,33 +362,47 @@ class _Positions:
                 if self._is_chain(less := part - self._closed((k,), of)):
                     yield less
 
+    def _add_free(self, values: Collection[int]) -> None:
+        """Add what chains have stacks of, and what light operations make of that."""
+        self._free |= {*values}
+        graph = self.program.graph
+        for k in sorted(self.images):
+            op = graph.operations[k]
+            if self._free.issuperset(op.inputs) and is_light(graph, op):
+                self._free |= {*op.outputs}
+
     def _worth(self, some: set[int]) -> tuple[float, int, int]:
         """Work of products for each byte of which there are stacks; where it is equal, what leaves
         fewer bytes is worth more, and then fewer operations are."""
         graph = self.program.graph
         inside = {v for k in some for v in graph.operations[k].outputs}
         read = {v for k in some for v in graph.operations[k].inputs}
-        read -= inside | self.shared | self._stacked
+        read -= inside | self._free
         work = sum(self.program.work[k] for k in some)
         left = (v for v in inside if v in self._ends or not some.issuperset(self._read_by[v]))
         stacks, leaving = (sum(graph.values[v].nbytes for v in of) for of in (read, left))
         return work / (1.0 + stacks), -leaving, -len(some)
 
 
-#: A value of every copy.
-_Values = tuple[int, ...]
-
-
 class _Chain:
     """Operations that are stacked, [operations][copies], and `every` one of them; the values that
-    leave, [values][copies]."""
+    leave, [values][copies]. Of values that chains make, those of all copies are `placed`."""
 
-    def __init__(self, program: _Program, copies: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self,
+        program: _Program,
+        copies: Sequence[Sequence[int]],
+        placed: dict[int, Values],
+    ) -> None:
         self.program, graph = program, program.graph
+        copies = _in_order(program, copies, placed)
         self.every = frozenset(k for own in copies for k in own)
         self.operations = [[graph.operations[k] for k in own] for own in zip(*copies, strict=True)]
         inside = {v: {*own} for own in copies for k in own for v in graph.operations[k].outputs}
         read_by, ends = graph.readers(), {*graph.outputs}
+        for own in self.operations:
+            for values in _of_copies([op.outputs for op in own]):
+                placed.update(dict.fromkeys(values, values))
         self.leaving = {
             values
             for own in self.operations
@@ -399,7 +410,7 @@ class _Chain:
             if any(v in ends or not inside[v].issuperset(read_by[v]) for v in values)
         }
 
-    def writer(self, made: Written, stacks: dict[_Values, int]) -> Callable[[], None]:
+    def writer(self, made: Written, stacks: dict[Values, int]) -> Callable[[], None]:
         """What writes the chain into a program that has some `stacks` already, which it adds to."""
 
         def write() -> None:
@@ -424,16 +435,35 @@ class _Chain:
         return write
 
     def _read(
-        self, values: _Values, reader: Operation, made: Written, stacks: dict[_Values, int]
+        self, values: Values, reader: Operation, made: Written, stacks: dict[Values, int]
     ) -> Read:
         """What all copies read in one place."""
         if values not in stacks:
-            if _is_one_constant(self.program.graph, values):
-                return self.program.graph.constants[values[0]]
-            if self.program.is_shared(values):
-                return made.read(values[:1])[0], False
+            if self.program.slices.is_shared(values):
+                constant = self.program.graph.constants.get(values[0])
+                return (made.read(values[:1])[0], False) if constant is None else constant
             (stacks[values],) = made.apply(_stack, made.read(values), reader)
         return stacks[values], True
+
+
+def _in_order(
+    program: _Program, copies: Sequence[Sequence[int]], placed: Mapping[int, Values]
+) -> list[Sequence[int]]:
+    """Copies in the order of the stacks that they read, of what chains make or of slices; of the
+    program where they read none."""
+    graph, slices = program.graph, program.slices
+    sizes: dict[tuple[int, ...], int] = defaultdict(int)
+    for own in zip(*copies, strict=True):
+        for values in _of_copies([graph.operations[k].inputs for k in own]):
+            stack = placed.get(values[0], ())
+            if len(stack) > 1 and {*stack} == {*values}:
+                return [copies[values.index(v)] for v in stack]
+            order = slices.order(values)
+            if order is not None:
+                sizes[tuple(order)] += sum(graph.values[v].nbytes for v in values)
+    if sizes:
+        return [copies[k] for k in max(sizes, key=sizes.__getitem__)]
+    return sorted(copies, key=min)
 
 
 def _stack(*arrays: Any) -> Any:
@@ -450,16 +480,9 @@ def _apart(stack: Any) -> list[Any]:
     return [lax.index_in_dim(stack, k, 0, False) for k in range(stack.shape[0])]
 
 
-def _of_copies(values: Sequence[Sequence[int]]) -> list[_Values]:
+def _of_copies(values: Sequence[Sequence[int]]) -> list[Values]:
     """What each copy has of some values, value by value."""
     return list(zip(*values, strict=True))
-
-
-def _is_one_constant(graph: BlockGraph, values: Sequence[int]) -> bool:
-    """Whether values are constants of the same elements."""
-    found = [graph.constants.get(v) for v in values]
-    first = found[0]
-    return first is not None and all(x is not None and np.array_equal(x, first) for x in found)
 
 
 def _order(graph: BlockGraph, chains: Sequence[_Chain]) -> list[int] | None:
