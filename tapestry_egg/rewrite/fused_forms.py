@@ -76,8 +76,9 @@ def forms_with_streams(
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
     n, changes, written = target.devices, list[tuple[BlockGraph, RuleStep]](), graph
-    made = stacked.with_stacked_copies(graph) if n > 1 else graph
-    if made is not graph and _is_as_fast(made, graph, target):
+    made, chains, few = stacked.stacks_of(graph) if n > 1 else (graph, 0, 0)
+    is_stacked = chains > 0 and _is_as_fast(made, graph, target)
+    if is_stacked:
         took = "the products of arrays alike", "those of a stack"
         changes.append((graph, _step(graph, made, target, stacked.RULE, *took)))
         graph = made
@@ -101,6 +102,9 @@ def forms_with_streams(
         found[0].left,
         forms=found[0].left.forms + len(found) - len(every),
         softmaxes=ended,
+        stacked=chains if is_stacked else 0,
+        slower=0 if is_stacked else chains,
+        unstacked=few,
         counts=split.others,
         twice=split.twice,
         again=split.again,

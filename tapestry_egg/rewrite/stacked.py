@@ -26,64 +26,84 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.streams.written import Read, Written
 
-from .folded_program import LEAST_COPIES, Flags, Ints, Net, Stretch, grown
+from .folded_program import Flags, Ints, Net, Stretch, grown
 from .slices import Slices, Values, is_light, with_slices_at_once
 
 #: The name of this change in the rules and steps of plans.
 RULE = "stacked-copies"
 
+#: Copies that a chain has at least. On h100:8 two experts that read slices take 77 us in place of
+#: 125, two heads 24 in place of 29, two towers with their gradients 131 in place of 148; Muon's
+#: products of two weights take as long as before.
+LEAST_COPIES = 2
 #: Operations that one copy of a chain has at most: all are traced anew, and take milliseconds.
 _MOST = 200
-# Flops for each byte of which there are stacks, at least: a product of a matrix and a vector has
-# half of one, and no measurement of the number is kept.
+# Flops for each byte that stacks copy, at least: a product of a matrix and a vector has half of
+# one. This spares comparisons on one device, which refuse more: two products of 2 to 1024 rows with
+# eight weights of 2048 x 2048 each never gain.
 _LEAST_WORK = 4.0
 
 
 def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
     """The graph with chains of products that it makes of many arrays made of stacks of these; the
     same graph if there are none whose work is much for what is stacked."""
-    chains = _chains(graph)
+    return stacks_of(graph)[0]
+
+
+def stacks_of(graph: BlockGraph) -> tuple[BlockGraph, int, int]:
+    """`with_stacked_copies`; how many chains are stacked there, and how many are left as they are
+    written because their work is little for what would be stacked, they are long, or JAX cannot
+    make a kernel of many arrays at once."""
+    chains, left = _chains(graph)
     order = _order(graph, chains)
     while order is None:  # some are made of what others of them lead to
         chains.pop()
+        left += 1
         order = _order(graph, chains)
     if not chains:
-        return graph
+        return graph, 0, left
     written = Written(list(graph.values), dict(graph.constants))
     stacks: dict[Values, int] = {}
+    count = 0
     for k in order:
         if k < 0:
             known = dict(stacks)
             if written.takes(chains[~k].writer(written, stacks)):
+                count += 1
                 continue
             stacks = known
+            left += 1
         for n in (k,) if k >= 0 else sorted(chains[~k].every):
             op = graph.operations[n]
             written.operations.append(replace(op, inputs=written.read(op.inputs)))
-    if not written.stands:
-        return graph
-    return with_slices_at_once(written.program(graph), stacks.values())
+    if not count:
+        return graph, 0, left
+    return with_slices_at_once(written.program(graph), stacks.values()), count, left
 
 
-def _chains(graph: BlockGraph) -> list[_Chain]:
-    """The chains of a program, those of which most is stacked first."""
+def _chains(graph: BlockGraph) -> tuple[list[_Chain], int]:
+    """The chains of a program, those of which most is stacked first; and how many are left."""
     products = [_count_products(graph, op) for op in graph.operations]
     if sum(products) < 2:
-        return []
+        return [], 0
     program = _Program(graph, products)
     found: list[_Chain] = []
     placed: dict[int, Values] = {}
+    left = set[frozenset[int]]()
     taken = np.zeros(program.net.count, dtype=np.bool_)
     for members in program.repeated():
         if taken[members].any():
             continue
-        for copies in _Positions(program, grown(program.net, members, taken)).chains():
+        positions = _Positions(program, grown(program.net, members, taken))
+        for copies in positions.chains():
             every = program.copies(copies, taken)
             while len(every) >= LEAST_COPIES:
                 found.append(_Chain(program, every, placed))
                 taken[[*found[-1].every]] = True
                 every = program.copies(copies, taken)
-    return sorted(found, key=lambda c: -len(c.every))
+        left |= positions.left
+    stacked = {int(program.net.kind[k]) for chain in found for k in chain.every}
+    return sorted(found, key=lambda c: -len(c.every)), sum(stacked.isdisjoint(own) for own in left)
 
 
 def _count_products(graph: BlockGraph, op: Operation) -> int:
@@ -231,10 +251,10 @@ class _Program:
 class _Positions:
     """The positions of a stretch that can be stacked, as its model copy has them, with their
     `images` in all copies: by operation those that it reads, and that read it, in the same way in
-    all copies."""
+    all copies. Chains that are `left` are told apart by the kinds of their products."""
 
     def __init__(self, program: _Program, stretch: Stretch) -> None:
-        self.program = program
+        self.program, self.left = program, set[frozenset[int]]()
         graph, makers, model = program.graph, program.makers, stretch.model
         self.images = images = {
             own[model]: own
@@ -271,8 +291,11 @@ class _Positions:
         for part in self._waves(self._between(products)):
             if not self._is_chain(part):
                 continue
-            taken = self._fitted(part)
-            if self._is_chain(taken) and self._worth(taken)[0] >= _LEAST_WORK:
+            taken = self._fitted(part) if len(part) <= _MOST else part
+            if len(taken) > _MOST or self._worth(taken)[0] < _LEAST_WORK:
+                kinds = self.program.net.kind
+                self.left.add(frozenset([int(kinds[k]) for k in part & products]))
+            else:
                 for k in taken:
                     op = self.program.graph.operations[k]
                     self._stacked |= {*op.inputs, *op.outputs}
@@ -284,8 +307,7 @@ class _Positions:
         """Whether a few operations make more than one product, or one of what is stacked."""
         count = sum(self.program.products[k] for k in some)
         reads = (v for k in some for v in self.program.graph.operations[k].inputs)
-        several = count > 1 or (count and not self._stacked.isdisjoint(reads))
-        return len(some) <= _MOST and bool(several)
+        return count > 1 or (count > 0 and not self._stacked.isdisjoint(reads))
 
     def _closed(self, some: Collection[int], following: dict[int, set[int]]) -> set[int]:
         """Some positions and those that follow them, from one to the next."""

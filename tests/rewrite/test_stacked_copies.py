@@ -171,9 +171,10 @@ def test_what_one_copy_has_of_its_own_may_be_what_all_read(one: int) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_a_few_copies_stay_as_they_are(copies: int) -> None:
-    graph = trace(many(newton), *arrays(*[(8, 8)] * copies)).graph
-    assert with_stacked_copies(graph) is graph
+def test_two_copies_are_stacked_and_one_is_not(copies: int) -> None:
+    graph, made = stacked(many(newton), *arrays(*[(8, 8)] * copies))
+    assert count(made) == count(graph) // copies
+    assert (made is graph) == (copies == 1)
 
 
 def test_a_chain_of_layers_stays_as_it_is() -> None:
@@ -481,6 +482,29 @@ def test_random_copies(data: st.DataObject) -> None:
 
     copies = data.draw(st.integers(4, 6))
     stacked(program, [drawn(5, 5, seed=k) for k in range(copies)], drawn(5, 5))
+
+
+MATRIX = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+FEW_ROWS = jax.ShapeDtypeStruct((8, 2048), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "one", "kind"),
+    [
+        (MATRIX, lambda x, w: newton(w), "stacks-all"),
+        (FEW_ROWS, lambda x, w: x @ w @ w, "stacks-slower"),
+        (FEW_ROWS, lambda x, w: (x[0] @ w) @ w.T, "stacks-small"),
+        (MATRIX, lambda x, w: x @ w, ""),
+    ],
+)
+def test_notes_say_which_chains_were_stacked(
+    rows: jax.ShapeDtypeStruct, one: Callable[[Array, Array], Array], kind: str
+) -> None:
+    program = te.trace(lambda x, ws: [one(x, w) for w in ws], rows, [MATRIX] * 5)
+    front = te.optimize(program, "h100:8", settings=Settings(work=0.05, front=False))
+    told = {n.kind: n.count for n in front.notes if n.kind.startswith("stacks")}
+    assert told == ({kind: 1} if kind else {})
+    assert any(s.rules == (RULE,) for p in front.plans for s in p.steps) <= (kind == "stacks-all")
 
 
 def test_devices_turn_whole_weights() -> None:
