@@ -51,9 +51,22 @@ def with_stacked_copies(graph: BlockGraph) -> BlockGraph:
 
 
 def stacks_of(graph: BlockGraph) -> tuple[BlockGraph, int, int]:
-    """`with_stacked_copies`; how many chains are stacked there, and how many are left as they are
-    written because their work is little for what would be stacked, they are long, or JAX cannot
-    make a kernel of many arrays at once."""
+    """`with_stacked_copies`, in bodies of loops and branches too; how many chains are stacked
+    there, and how many are left as they are written: because their work is little for what would
+    be stacked, they are long, or JAX cannot make a kernel of many arrays at once."""
+    counts = [0, 0]
+
+    def change(region: BlockGraph) -> BlockGraph:
+        made, stacked, left = _stacked(region.map_regions(change))
+        counts[0] += stacked
+        counts[1] += left
+        return made
+
+    return change(graph), counts[0], counts[1]
+
+
+def _stacked(graph: BlockGraph) -> tuple[BlockGraph, int, int]:
+    """`stacks_of`, without regions."""
     chains, left = _chains(graph)
     order = _order(graph, chains)
     while order is None:  # some are made of what others of them lead to

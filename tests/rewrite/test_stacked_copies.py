@@ -315,6 +315,39 @@ def test_what_is_made_of_all_copies_is_made_of_their_stack(whole: str) -> None:
     assert len(joined) == (whole == "beside more")
 
 
+@pytest.mark.parametrize("apart", [5, 7, 9, 12])
+def test_sums_of_copies_that_do_not_touch_or_overlap_stay_sums(apart: int) -> None:
+    def step(w: Array, x: Array) -> Array:
+        places = [((0, 0), (apart * i, apart * (3 - i))) for i in range(4)]
+        ys = [x @ w[i] @ w[i] for i in range(4)]
+        return sum(jnp.pad(y, at) for y, at in zip(ys, places, strict=True))
+
+    _, made = stacked(step, drawn(4, 8, 8), drawn(8, 8))
+    assert count(made) == 2 and kernels(made).count("pad") == 4
+
+
+@pytest.mark.parametrize("body", ["scan", "while", "cond", "scan of scans"])
+def test_copies_in_a_body_are_stacked_there(body: str) -> None:
+    def once(x: Array, w: Array) -> Array:
+        return x / 2 + sum(jnp.tanh(x @ w[i]) @ w[i] for i in range(4))
+
+    def step(w: Array, x: Array) -> Array:
+        def scan(x: Array, w: Array) -> tuple[Array, None]:
+            return once(x, w), None
+
+        if body == "scan":
+            return lax.scan(scan, x, w)[0]
+        if body == "scan of scans":
+            return lax.scan(lambda x, _: (lax.scan(scan, x, w)[0], None), x, None, length=2)[0]
+        if body == "while":
+            return lax.fori_loop(0, x.astype(jnp.int32).max() + 3, lambda k, x: once(x, w[0]), x)
+        return lax.cond(x.sum() > 0, lambda x: once(x, w[0]), lambda x: x, x)
+
+    graph, made = stacked(step, 0.3 * drawn(3, 4, 8, 8), drawn(8, 8))
+    assert (count(graph), count(made)) == (8, 2)
+    assert "stack" not in [op.kernel for op in made.walk()]
+
+
 def test_sums_of_some_copies_read_slices() -> None:
     def step(w: Array, x: Array) -> Array:
         ys = [x @ w[i] @ w[i] for i in range(6)]
