@@ -265,7 +265,9 @@ def test_a_stack_of_the_slices_of_an_array_is_that_array(part: str) -> None:
     assert {"stack", "concatenate"}.isdisjoint(kernels(made))
 
 
-@pytest.mark.parametrize("of", ["overlapping", "far apart", "of two arrays", "too few behind"])
+@pytest.mark.parametrize(
+    "of", ["overlapping", "far apart", "of two arrays", "too few behind", "by other steps"]
+)
 def test_a_stack_of_other_slices_is_a_copy(of: str) -> None:
     def step(w: Array, v: Array, x: Array) -> list[Array]:
         parts = {
@@ -273,6 +275,7 @@ def test_a_stack_of_other_slices_is_a_copy(of: str) -> None:
             "far apart": [w[:, i : i + 8] for i in (0, 9, 16, 33)],
             "of two arrays": [u[:, 8 * i : 8 * i + 8] for u in (w, v) for i in range(2)],
             "too few behind": [w[:, 11 * i : 11 * i + 8] for i in range(4)],
+            "by other steps": [w[:, 8 * i : 8 * i + 8 * t : t] for i, t in enumerate((1, 2, 1, 2))],
         }[of]
         return [x @ own @ own.T for own in parts]
 
