@@ -207,6 +207,22 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
         "masks stay in memory",
         "Write it as jax.nn.dot_product_attention",
     ),
+    "stacks-all": (
+        "space",
+        "rewrites without stacks, because the copies of {count:chain} of products were stacked",
+        "",
+    ),
+    "stacks-slower": (
+        "space",
+        "stacks of {count:chain} of equal products, because one device takes a tenth longer",
+        "",
+    ),
+    "stacks-small": (
+        "space",
+        "stacks of {count:chain} of equal products: little work for the bytes copied, too long, "
+        "or no rule for jax.vmap",
+        "",
+    ),
     "batch-whole": ("space", "micro-batches, because {operation} needs the whole batch", ""),
     "batch-fits": (
         "space",

@@ -83,6 +83,9 @@ def of_forms(found: Sequence[Form], searched: int) -> Notes:
         *_counted("equal-layers", left.repeated),
         *_counted("untried", left.untried),
         *_counted("softmax", left.softmaxes),
+        *_counted("stacks-all", left.stacked),
+        *_counted("stacks-slower", left.slower),
+        *_counted("stacks-small", left.unstacked),
         *_of_batches(left),
         *_counted("many-operands", left.wide),
     )

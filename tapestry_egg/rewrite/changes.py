@@ -32,10 +32,10 @@ def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
     """The program with those of these changes that `rules` name."""
     if apart.RULE in rules or apart.STATES in rules:
         graph = apart.with_rounds_at_once(graph, states=apart.STATES in rules)
+    graph = stacked.with_stacked_copies(graph) if stacked.RULE in rules else graph
     for name in sorted(rules):
         devices = devices_of(name, SHIFTS)
         graph = graph if devices is None else shifts.with_shifts(graph, devices)
-    graph = stacked.with_stacked_copies(graph) if stacked.RULE in rules else graph
     for name, change in CHANGES.items():
         graph = change(graph) if name in rules else graph
     for name in sorted(rules):

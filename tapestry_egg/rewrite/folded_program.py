@@ -102,9 +102,9 @@ def stretches(net: Net) -> tuple[Stretch, ...]:
 
 
 def grown(net: Net, operations: Ints, taken: Flags) -> Stretch:
-    """The stretch around operations of one kind, with a copy for each of them or for most; without
-    operations that are `taken`."""
-    return _Growth(net, operations, taken).stretch()
+    """The stretch around operations of one kind, with a copy for each of them; without operations
+    that are `taken`."""
+    return _Growth(net, operations, taken, 0.0).stretch()
 
 
 def _pivots(colours: Ints, taken: NDArray[np.bool_], given_up: set[int]) -> list[int]:
@@ -256,12 +256,14 @@ def _mixed(x: NDArray[np.uint64] | Ints, salt: int) -> NDArray[np.uint64]:
 class _Growth:
     """One stretch, grown from a pivot in every copy at once."""
 
-    def __init__(self, net: Net, pivots: Ints, taken: NDArray[np.bool_]) -> None:
+    def __init__(
+        self, net: Net, pivots: Ints, taken: NDArray[np.bool_], loss: float = _LOSS
+    ) -> None:
         self.net = net
         self.claimed = taken.copy()
         self.model = len(pivots) // 2
         self.alive = np.ones(len(pivots), dtype=np.bool_)
-        self.least = max(LEAST_COPIES - 1, int(len(pivots) * (1.0 - _LOSS)))
+        self.least = max(LEAST_COPIES - 1, int(len(pivots) * (1.0 - loss)))
         self.images: list[Ints] = []
         self.owned: list[bool] = []
         self.position: dict[int, int] = {}  # operation of the model copy -> position

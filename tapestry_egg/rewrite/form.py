@@ -29,6 +29,9 @@ class Left:
     repeated: int = 0  # operations of which the rules saw another copy only, as layers are equal
     wide: int = 0  # operations of more operands than rules see
     softmaxes: int = 0  # of which not all was read
+    stacked: int = 0  # chains of products alike, all made of stacks
+    slower: int = 0  # the same that are not, because a device takes longer then
+    unstacked: int = 0  # the same that looked too little worth, or that JAX cannot make at once
     counts: int = 0  # numbers of micro-batches
     twice: int = 0  # the same, of programs that compute values twice
     again: int = 0  # more programs that compute values twice, which were not split

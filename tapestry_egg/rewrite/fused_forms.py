@@ -65,7 +65,7 @@ def forms_with_streams(
     limit: float = math.inf,
 ) -> tuple[Form, ...]:
     """The graph as given and up to two forms of it, as `forms.forms` finds them, of the program
-    with shifts that devices can share, with chains of products that are alike stacked, and with
+    with chains of products that are alike stacked, with shifts that devices can share, and with
     fused attention where that is faster. Behind these,
     if `slower` ones are wanted, those that only hold less memory: that with fused attention, and
     that in blocks of rows; then as many others as have `room` operations, and
@@ -76,16 +76,17 @@ def forms_with_streams(
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
     n, changes, written = target.devices, list[tuple[BlockGraph, RuleStep]](), graph
+    made, chains, few = stacked.stacks_of(graph) if n > 1 else (graph, 0, 0)
+    is_stacked = chains > 0 and _is_as_fast(made, graph, target)
+    if is_stacked:
+        took = "the products of arrays alike", "those of a stack"
+        changes.append((graph, _step(graph, made, target, stacked.RULE, *took)))
+        graph = made
     shifted = shifts.with_shifts(graph, n) if n > 1 else graph
     if shifted is not graph:
         took = "shifts", f"as many rows as {n} devices share"
         changes.append((graph, _step(graph, shifted, target, f"{SHIFTS}{n}", *took)))
         graph = shifted
-    made = stacked.with_stacked_copies(graph) if n > 1 else graph
-    if made is not graph and _is_as_fast(made, graph, target):
-        took = "the products of arrays alike", "those of a stack"
-        changes.append((graph, _step(graph, made, target, stacked.RULE, *took)))
-        graph = made
     inside = large_inside.with_invariants_inside(graph)
     if inside is not graph and program_seconds(inside, target) < program_seconds(graph, target):
         what = "what is large and does not change is made inside"
@@ -101,6 +102,9 @@ def forms_with_streams(
         found[0].left,
         forms=found[0].left.forms + len(found) - len(every),
         softmaxes=ended,
+        stacked=chains if is_stacked else 0,
+        slower=0 if is_stacked else chains,
+        unstacked=few,
         counts=split.others,
         twice=split.twice,
         again=split.again,

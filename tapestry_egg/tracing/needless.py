@@ -231,7 +231,7 @@ def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) 
     made: dict[int, tuple[Operation, int, Steps]] = {}  # a part -> its maker, of what, and where
     found: list[Operation] = []
     for op in operations:
-        taken = _steps(op, types)
+        taken = steps_of(op, types)
         if taken is not None:
             p, steps = taken
             source = op.inputs[p]
@@ -248,7 +248,7 @@ def parts_at_once(operations: Iterable[Operation], types: Sequence[TensorType]) 
     return found
 
 
-def _steps(op: Operation, types: Sequence[TensorType]) -> tuple[int, Steps] | None:
+def steps_of(op: Operation, types: Sequence[TensorType]) -> tuple[int, Steps] | None:
     """Where an operation takes its part of which operand first, as its projections say; None for
     one that takes none: a slice, what cuts edges off."""
     if not any(t.moves for t in registry.templates().get(op.kernel, ())):

@@ -171,9 +171,10 @@ def test_what_one_copy_has_of_its_own_may_be_what_all_read(one: int) -> None:
 
 
 @pytest.mark.parametrize("copies", [1, 2, 3])
-def test_a_few_copies_stay_as_they_are(copies: int) -> None:
-    graph = trace(many(newton), *arrays(*[(8, 8)] * copies)).graph
-    assert with_stacked_copies(graph) is graph
+def test_two_copies_are_stacked_and_one_is_not(copies: int) -> None:
+    graph, made = stacked(many(newton), *arrays(*[(8, 8)] * copies))
+    assert count(made) == count(graph) // copies
+    assert (made is graph) == (copies == 1)
 
 
 def test_a_chain_of_layers_stays_as_it_is() -> None:
@@ -214,7 +215,9 @@ def test_heads_in_a_loop_are_made_at_once() -> None:
     graph, made = stacked(heads, ws, drawn(32, 8, seed=20))
     assert (count(graph), count(made)) == (25, 5)
     # The mask is the same in all heads, and is not stacked.
-    assert sum(op.kernel == "stack" for op in made.operations) == 3
+    assert kernels(made).count("stack") == 3
+    # The heads side by side are their stack in another shape.
+    assert {"slice", "concatenate"}.isdisjoint(kernels(made))
 
 
 def test_gradients_of_heads_are_stacked_apart_from_what_they_are_made_of() -> None:
@@ -224,6 +227,206 @@ def test_gradients_of_heads_are_stacked_apart_from_what_they_are_made_of() -> No
     ws = [[drawn(8, 4, seed=3 * k + n) for n in range(3)] for k in range(5)]
     graph, made = stacked(jax.grad(loss, argnums=(0, 1)), ws, drawn(32, 8, seed=20))
     assert count(made) <= count(graph) - 20
+
+
+def kernels(graph: BlockGraph) -> list[str]:
+    return [op.kernel for op in graph.operations]
+
+
+#: How each of four copies reads its own part of one array: the array, and the part.
+PARTS: dict[str, tuple[tuple[int, ...], Callable[[Array, int], Array]]] = {
+    "of the first dim": ((4, 8, 8), lambda w, i: w[i]),
+    "of another dim": ((8, 4, 8), lambda w, i: w[:, i]),
+    "of the last dim": ((8, 8, 4), lambda w, i: w[..., i]),
+    "blocks": ((8, 32), lambda w, i: w[:, 8 * i : 8 * i + 8]),
+    "blocks of rows": ((32, 8), lambda w, i: jnp.split(w, 4)[i]),
+    "every fourth": ((8, 32), lambda w, i: w[:, i::4]),
+    "some of all": ((8, 42), lambda w, i: w[:, 8 * i + 7 : 8 * i + 15]),
+    "every fourth of some": ((8, 41), lambda w, i: w[:, 5 + i : 37 : 4]),
+    "the middle of blocks": ((8, 48), lambda w, i: w[:, 12 * i + 3 : 12 * i + 11]),
+    "every other in blocks": ((8, 64), lambda w, i: w[:, 16 * i + 1 : 16 * i + 16 : 2]),
+    "in two dims": ((5, 9, 12), lambda w, i: w[i + 1, 1:, 2:10]),
+    "converted": ((4, 8, 8), lambda w, i: w[i].astype(jnp.bfloat16).astype(jnp.float32)),
+    "scaled": ((4, 8, 8), lambda w, i: jnp.tanh(w[i].T) * w[i]),
+    "backwards": ((4, 8, 8), lambda w, i: w[3 - i]),
+    "in any order": ((4, 8, 8), lambda w, i: w[(2, 0, 3, 1)[i]]),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_stack_of_the_slices_of_an_array_is_that_array(part: str) -> None:
+    shape, of = PARTS[part]
+
+    def step(w: Array, x: Array) -> list[Array]:
+        return [x @ (own := of(w, i)) @ own.T for i in range(4)]
+
+    graph, made = stacked(step, drawn(*shape), drawn(6, 8))
+    assert (count(graph), count(made)) == (8, 2)
+    assert {"stack", "concatenate"}.isdisjoint(kernels(made))
+
+
+@pytest.mark.parametrize(
+    "of", ["overlapping", "far apart", "of two arrays", "too few behind", "by other steps"]
+)
+def test_a_stack_of_other_slices_is_a_copy(of: str) -> None:
+    def step(w: Array, v: Array, x: Array) -> list[Array]:
+        parts = {
+            "overlapping": [w[:, 6 * i : 6 * i + 8] for i in range(4)],
+            "far apart": [w[:, i : i + 8] for i in (0, 9, 16, 33)],
+            "of two arrays": [u[:, 8 * i : 8 * i + 8] for u in (w, v) for i in range(2)],
+            "too few behind": [w[:, 11 * i : 11 * i + 8] for i in range(4)],
+            "by other steps": [w[:, 8 * i : 8 * i + 8 * t : t] for i, t in enumerate((1, 2, 1, 2))],
+        }[of]
+        return [x @ own @ own.T for own in parts]
+
+    graph, made = stacked(step, drawn(8, 41), drawn(8, 41, seed=1), drawn(6, 8))
+    assert (count(graph), count(made)) == (8, 2)
+    assert kernels(made).count("stack") == 1
+
+
+#: What is made of all copies, of gates too.
+WHOLES: dict[str, Callable[[list[Array], Array], Array]] = {
+    "sum": lambda ys, g: sum(ys[1:], ys[0]),
+    "sum from zero": lambda ys, g: sum(ys),
+    "sum in pairs": lambda ys, g: (ys[0] + ys[2]) + (ys[3] + ys[1]),
+    "sum with more": lambda ys, g: (ys[0] + ys[1]) + (g[:, :1] + (ys[2] + ys[3])),
+    "weighted sum": lambda ys, g: sum(g[:, i : i + 1] * y for i, y in enumerate(ys)),
+    "sum of functions": lambda ys, g: sum(jnp.tanh(y) * y.T @ y[:1].T for y in ys),
+    "side by side": lambda ys, g: jnp.concatenate(ys, -1),
+    "below each other": lambda ys, g: jnp.concatenate(ys),
+    "beside more": lambda ys, g: jnp.concatenate([g, *ys, g], 1),
+    "stacked": lambda ys, g: jnp.stack(ys),
+    "stacked within": lambda ys, g: jnp.stack(ys, 1),
+    "padded": lambda ys, g: sum(jnp.pad(y, ((0, 0), (8 * i, 24 - 8 * i)))
+                                for i, y in enumerate(ys)),
+    "padded within": lambda ys, g: sum(jnp.pad(y, ((2, 1), (8 * i + 3, 26 - 8 * i)))
+                                       for i, y in enumerate(ys)),
+    "written": lambda ys, g: jnp.stack([y.sum(-1) for y in ys], -1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("whole", WHOLES)
+def test_what_is_made_of_all_copies_is_made_of_their_stack(whole: str) -> None:
+    def step(w: Array, x: Array, g: Array) -> Array:
+        return WHOLES[whole]([x @ w[i] @ w[i] for i in range(4)], g)
+
+    _, made = stacked(step, drawn(4, 8, 8), drawn(8, 8), drawn(8, 4))
+    parts = [made.values[v] for op in made.operations if op.kernel == "slice" for v in op.outputs]
+    assert not [t for t in parts if t.rank == 3 and t.shape[0] < 4]
+    assert "stack" not in kernels(made)
+    added = [op for op in made.operations if op.kernel in ("add", "add_any")]
+    assert len(added) <= (whole == "sum with more")
+    joined = [op for op in made.operations if op.kernel == "concatenate"]
+    assert len(joined) == (whole == "beside more")
+
+
+@pytest.mark.parametrize("apart", [5, 7, 9, 12])
+def test_sums_of_copies_that_do_not_touch_or_overlap_stay_sums(apart: int) -> None:
+    def step(w: Array, x: Array) -> Array:
+        places = [((0, 0), (apart * i, apart * (3 - i))) for i in range(4)]
+        ys = [x @ w[i] @ w[i] for i in range(4)]
+        return sum(jnp.pad(y, at) for y, at in zip(ys, places, strict=True))
+
+    _, made = stacked(step, drawn(4, 8, 8), drawn(8, 8))
+    assert count(made) == 2 and kernels(made).count("pad") == 4
+
+
+@pytest.mark.parametrize("body", ["scan", "while", "cond", "scan of scans"])
+def test_copies_in_a_body_are_stacked_there(body: str) -> None:
+    def once(x: Array, w: Array) -> Array:
+        return x / 2 + sum(jnp.tanh(x @ w[i]) @ w[i] for i in range(4))
+
+    def step(w: Array, x: Array) -> Array:
+        def scan(x: Array, w: Array) -> tuple[Array, None]:
+            return once(x, w), None
+
+        if body == "scan":
+            return lax.scan(scan, x, w)[0]
+        if body == "scan of scans":
+            return lax.scan(lambda x, _: (lax.scan(scan, x, w)[0], None), x, None, length=2)[0]
+        if body == "while":
+            return lax.fori_loop(0, x.astype(jnp.int32).max() + 3, lambda k, x: once(x, w[0]), x)
+        return lax.cond(x.sum() > 0, lambda x: once(x, w[0]), lambda x: x, x)
+
+    graph, made = stacked(step, 0.3 * drawn(3, 4, 8, 8), drawn(8, 8))
+    assert (count(graph), count(made)) == (8, 2)
+    assert "stack" not in [op.kernel for op in made.walk()]
+
+
+def test_sums_of_some_copies_read_slices() -> None:
+    def step(w: Array, x: Array) -> Array:
+        ys = [x @ w[i] @ w[i] for i in range(6)]
+        return ys[0] + ys[1] + ys[4] * ys[2] + ys[1]
+
+    _, made = stacked(step, drawn(6, 8, 8), drawn(8, 8))
+    assert count(made) == 2
+
+
+def experts(x: Array, gates: Array, up: Array, down: Array) -> Array:
+    """A mixture of experts that all see all tokens, in a loop."""
+    y: Any = 0
+    for i in range(up.shape[0]):
+        y = y + gates[:, i : i + 1] * (jax.nn.gelu(x @ up[i]) @ down[i])
+    return y
+
+
+def experts_at_once(x: Array, gates: Array, up: Array, down: Array) -> Array:
+    h = jax.nn.gelu(jnp.einsum("nd,edf->enf", x, up))
+    return jnp.einsum("enf,efd,ne->nd", h, down, gates)
+
+
+@pytest.mark.parametrize("copies", [4, 5, 8])
+def test_gradients_of_experts_are_made_at_once(copies: int) -> None:
+    def loss(*arguments: Array) -> Array:
+        return (experts(*arguments) ** 2).sum()
+
+    shapes = (32, 8), (32, copies), (copies, 8, 16), (copies, 16, 8)
+    arguments = [drawn(*s, seed=k) for k, s in enumerate(shapes)]
+    _, made = stacked(jax.grad(loss, argnums=(0, 1, 2, 3)), *arguments)
+    assert count(made) == 6
+    assert {"slice", "pad", "stack", "concatenate"}.isdisjoint(kernels(made))
+
+
+@pytest.mark.slow
+def test_experts_in_a_loop_take_as_long_as_at_once() -> None:
+    shapes = (8192, 1024), (8192, 8), (8, 1024, 4096), (8, 4096, 1024)
+    arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
+
+    def loss(function: Callable[..., Array]) -> Callable[..., Any]:
+        return jax.grad(lambda *a: function(*a).astype(jnp.float32).var(), argnums=(0, 1, 2, 3))
+
+    for change in (lambda f: f, loss):
+        loop, at_once = (
+            te.optimize(te.trace(change(f), *arguments), "h100:8", settings=Settings(work=0.5))
+            for f in (experts, experts_at_once)
+        )
+        assert loop.plans[0].costs.seconds <= 1.1 * at_once.plans[0].costs.seconds
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_random_slices(data: st.DataObject) -> None:
+    """Slices by any steps, in an array of any size."""
+    n, width, step = (data.draw(st.integers(a, b)) for a, b in ((4, 5), (1, 3), (1, 4)))
+    apart, first = (data.draw(st.integers(a, b)) for a, b in ((1, 9), (0, 3)))
+    behind, dim = data.draw(st.integers(0, 3)), data.draw(st.integers(0, 1))
+    size = first + (n - 1) * apart + (width - 1) * step + 1 + behind
+    order = data.draw(st.permutations(range(n)))
+    whole = data.draw(st.sampled_from(["list", "sum", "join", "stack"]))
+
+    def program(w: Array, x: Array) -> Any:
+        def part(i: int) -> Array:
+            start = first + i * apart
+            own = lax.slice_in_dim(w, start, start + (width - 1) * step + 1, step, axis=dim)
+            return x @ jnp.moveaxis(own, dim, 1)
+
+        ys = [jnp.tanh(y := part(i)) @ y.T for i in order]
+        return {"list": lambda: ys, "sum": lambda: sum(ys), "join": lambda: jnp.concatenate(ys, 1),
+                "stack": lambda: jnp.stack(ys, 1)}[whole]()  # fmt: skip
+
+    shape = (size, 6) if dim == 0 else (6, size)
+    _, made = stacked(program, drawn(*shape), drawn(5, 6))
+    assert count(made) == 2
 
 
 def test_effects_keep_their_order() -> None:
@@ -317,6 +520,29 @@ def test_random_copies(data: st.DataObject) -> None:
 
     copies = data.draw(st.integers(4, 6))
     stacked(program, [drawn(5, 5, seed=k) for k in range(copies)], drawn(5, 5))
+
+
+MATRIX = jax.ShapeDtypeStruct((2048, 2048), jnp.bfloat16)
+FEW_ROWS = jax.ShapeDtypeStruct((8, 2048), jnp.bfloat16)
+
+
+@pytest.mark.parametrize(
+    ("rows", "one", "kind"),
+    [
+        (MATRIX, lambda x, w: newton(w), "stacks-all"),
+        (FEW_ROWS, lambda x, w: x @ w @ w, "stacks-slower"),
+        (FEW_ROWS, lambda x, w: (x[0] @ w) @ w.T, "stacks-small"),
+        (MATRIX, lambda x, w: x @ w, ""),
+    ],
+)
+def test_notes_say_which_chains_were_stacked(
+    rows: jax.ShapeDtypeStruct, one: Callable[[Array, Array], Array], kind: str
+) -> None:
+    program = te.trace(lambda x, ws: [one(x, w) for w in ws], rows, [MATRIX] * 5)
+    front = te.optimize(program, "h100:8", settings=Settings(work=0.05, front=False))
+    told = {n.kind: n.count for n in front.notes if n.kind.startswith("stacks")}
+    assert told == ({kind: 1} if kind else {})
+    assert any(s.rules == (RULE,) for p in front.plans for s in p.steps) <= (kind == "stacks-all")
 
 
 def test_devices_turn_whole_weights() -> None:

@@ -561,7 +561,7 @@ def _own(
             return _parts(graph, op)
         moved = _moved(op, sig)
     elif any(t.adds for t in templates):
-        moved = _sum(graph, op, found)
+        moved = _sum(op, found, computed)
     elif any(t.writes for t in templates):
         moved = _written(graph, op, found, computed)
     else:
@@ -598,6 +598,18 @@ def _moved(op: Operation, sig: OperationSignature) -> Moved | None:
     return made if made.fill is not None or made.is_covered else None
 
 
+def place_of(graph: BlockGraph, op: Operation, computed: Computed) -> tuple[int, Ints] | None:
+    """The value that an operation puts zeros around, and where it starts; None for any other."""
+    if op.regions or not any(t.moves for t in registry.templates().get(op.kernel, ())):
+        return None
+    moved = _moved(op, registry.signature_in(graph, op))
+    if moved is None or len(moved.pieces) != 1 or not is_zero(computed, moved.fill):
+        return None
+    (piece,) = moved.pieces
+    whole = piece.size == graph.values[piece.source].size
+    return (piece.source, piece.start) if whole else None
+
+
 def _steps(projection: Projection, extents: Ints) -> list[list[int]]:
     """How far each index dim that has several places moves a projection."""
     return [[a for a, n in zip(row, extents, strict=True) if n > 1] for row in projection.matrix]
@@ -615,14 +627,14 @@ def _parts(graph: BlockGraph, op: Operation) -> list[tuple[int, Moved]]:
     return found
 
 
-def _sum(graph: BlockGraph, op: Operation, found: Mapping[int, Moved]) -> Moved | None:
+def _sum(op: Operation, found: Mapping[int, Moved], computed: Computed) -> Moved | None:
     """The sum of values that have pieces in different places and zeros elsewhere, as derivatives
     add up what comes from parts: it has the pieces of all."""
     terms = [found[v] for v in op.inputs if v in found]
     if len(terms) < max(2, len(op.inputs)):
         return None
     first, pieces = terms[0], [p for term in terms for p in term.pieces]
-    if any(t.shape != first.shape or not _is_zero(graph, t.fill) for t in terms):
+    if any(t.shape != first.shape or not is_zero(computed, t.fill) for t in terms):
         return None
     if any(p.meets(q) for k, p in enumerate(pieces) for q in pieces[:k]):
         return None
@@ -673,8 +685,10 @@ def _beside(box: Box, hole: Box) -> list[Box]:
     return found
 
 
-def _is_zero(graph: BlockGraph, v: int | None) -> bool:
-    return v is not None and v in graph.constants and not graph.constants[v].any()
+def is_zero(computed: Computed, v: int | None) -> bool:
+    """Whether a value is known to be zero everywhere."""
+    found = None if v is None else computed(v)
+    return found is not None and not found.any()
 
 
 def _composed(graph: BlockGraph, own: Moved, known: Mapping[int, Moved]) -> Moved:
