@@ -69,6 +69,8 @@ class InnerCopies:
             dict, "kernels run as two", schedule
         )
         self._largest: dict[int, int] = {}  # unit -> the most bytes that it reads of a value
+        # unit -> value -> members that read it, where two reads of the unit or more may be partial
+        self._readers: dict[int, dict[FlatId, list[InstanceId]]] = {}
         self._partial: dict[tuple[int, tuple[int, ...]], bool] = {}
         self._sources: dict[TensorType, _Sources] = {}
 
@@ -98,7 +100,7 @@ class InnerCopies:
         if len(instance.outputs) != 1:
             return None
         (value,) = instance.outputs
-        summed = self._may_be_summed(unit, i)
+        summed = self._gives_partial(i) and not self._passed_on(u, value)
         made = self._parts(unit, i) if summed or self._may_be_least(u, i) else None
         if made is None:
             return None
@@ -120,12 +122,19 @@ class InnerCopies:
             self._two[i] = None if parts is None else (*parts, sent)
         return self._two[i]
 
-    def _may_be_summed(self, unit: Unit, i: InstanceId) -> bool:
-        """Whether a member can leave a sum partial that nothing passes on."""
-        (value,) = self.instances[i].outputs
-        readers = [m for m in unit.members if value in self.instances[m].inputs]
-        passed = any(self._takes_partial(m, value) for m in readers)
-        return self._gives_partial(i) and not passed
+    def _passed_on(self, u: int, value: FlatId) -> bool:
+        """Whether a sum that a member leaves partial is passed on by another, or too few of what
+        the unit reads can be partial for any to be left so."""
+        if u not in self._readers:
+            readers: dict[FlatId, list[InstanceId]] = {}
+            unit = self.schedule.units[u]
+            if sum(self._made_partial(v) for *_, v in unit.reads) > 1:
+                for m in unit.members:
+                    for v in dict.fromkeys(self.instances[m].inputs):
+                        readers.setdefault(v, []).append(m)
+            self._readers[u] = readers
+        readers = self._readers[u]
+        return not readers or any(self._takes_partial(m, value) for m in readers.get(value, ()))
 
     def _may_be_sent(self, i: InstanceId) -> bool:
         """Whether what a member makes is an array, computed element by element."""

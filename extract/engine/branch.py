@@ -12,16 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.chains import longest
 from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .network import Network, State
+from .network import Flags, Network, State
 from .sweeps import beliefs, decode, evaluate, price, sweep
-
-Flags = NDArray[np.bool_]
 
 # Steps of prices at the root and at every other node; passes of messages at each.
 _ROOT, _STEPS, _SWEEPS = 60, 8, 2

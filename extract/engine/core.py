@@ -8,15 +8,12 @@ bounded on the whole network, whose messages go on from those of the core.
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .network import Network, State
+from .network import Flags, Network, State
 from .sweeps import least
-
-Flags = NDArray[np.bool_]
 
 
 @compiled

@@ -7,11 +7,14 @@ import numpy as np
 from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .network import Network
+from .network import Flags, Network
 from .sweeps import evaluate, least
 
 # So many of the cheapest rows of a variable are tried in a move that looks at the memory profile.
 _TRIED = 40
+
+#: So many moments are one block.
+BLOCK = 64
 
 # Shares by which seconds and peaks that are equal may differ for rounding.
 _ROUNDING = 1e-12
@@ -29,9 +32,16 @@ def descend(net: Network, rows: Ints, limit: float, rounds: int) -> Ints:
     moments = net.moments
     profile = evaluate(net, rows)[2]
     change, order = np.zeros(net.times + 1), np.zeros(_TRIED, dtype=np.int64)
+    marks = np.zeros(net.times // BLOCK + 1, dtype=np.bool_)
     if moments == 0:
         profile = np.zeros(1)
         moments = 1
+    # The most that is held before each moment, from it on, and in each block of moments. A move
+    # within a limit that is kept changes only the last.
+    before, after = np.full(moments + 1, -np.inf), np.full(moments + 1, -np.inf)
+    tops = np.empty(len(marks))
+    _top(profile, tops, 0, moments)
+    known, tight = False, False
     for _ in range(rounds):
         changed = False
         for v in range(len(rows)):
@@ -39,54 +49,84 @@ def descend(net: Network, rows: Ints, limit: float, rounds: int) -> Ints:
             size = net.row[v + 1] - own
             if size == 1:
                 continue
-            peak = 0.0
-            for t in range(moments):
-                peak = max(peak, profile[t])
-            tight = peak > limit
+            if not known:
+                for t in range(moments):
+                    before[t + 1] = max(before[t], profile[t])
+                for t in range(moments - 1, -1, -1):
+                    after[t] = max(after[t + 1], profile[t])
+                tight, known = max(after[0], 0.0) > limit, True
             cost = _seconds(net, rows, v)
             now = cost[rows[v]]
             tried = least(cost, 0, size, order)
             if not tight and now <= cost[order[0]] + _ROUNDING * abs(now):
                 continue
-            best, best_peak, best_cost = rows[v], peak, now
+            best, best_peak, best_cost = rows[v], max(after[0], 0.0), now
             for k in range(tried):
                 row = order[k]
                 if not np.isfinite(cost[row]) or row == rows[v]:
                     continue
                 if not tight and cost[row] >= now:
                     break
-                first, last = change_of(net, rows, v, row, change)
-                so_far, high = 0.0, -np.inf
-                for t in range(first, last):
-                    so_far += change[t]
-                    change[t] = 0.0
-                    high = max(high, profile[t] + so_far)
-                change[last] = 0.0
+                first, last = change_of(net, rows, v, row, change, marks)
+                high = _highest(profile, tops, change, marks, first, last)
                 if tight and high <= best_peak * (1.0 + 1e-9):  # the peak may be elsewhere
-                    for t in range(min(first, moments)):
-                        high = max(high, profile[t])
-                    for t in range(last, moments):
-                        high = max(high, profile[t])
+                    high = max(high, before[min(first, moments)], after[min(last, moments)])
                 if tight:
                     lower = high < best_peak * (1.0 - 1e-9)
                     if lower or (high <= best_peak * (1.0 + 1e-9) and cost[row] < best_cost):
                         best, best_peak, best_cost = row, high, cost[row]
                 elif high <= limit * (1.0 + _ROUNDING):
-                    best = row
+                    best, best_peak = row, high
                     break
             if best != rows[v]:
-                first, last = change_of(net, rows, v, best, change)
+                first, last = change_of(net, rows, v, best, change, marks)
                 so_far = 0.0
                 for t in range(first, last):
                     so_far += change[t]
                     change[t] = 0.0
                     profile[t] += so_far
                 change[last] = 0.0
+                _top(profile, tops, first, last)
                 rows[v] = best
-                changed = True
+                changed, known = True, not tight and best_peak <= limit
         if not changed:
             break
     return rows
+
+
+@compiled
+def _top(profile: Floats, tops: Floats, first: int, last: int) -> None:
+    """Note the most that is held in each block with a moment from `first` up to before `last`."""
+    for b in range(first // BLOCK, (last - 1) // BLOCK + 1):
+        tops[b] = -np.inf
+        for t in range(b * BLOCK, min((b + 1) * BLOCK, len(profile))):
+            tops[b] = max(tops[b], profile[t])
+
+
+@compiled
+def _highest(
+    profile: Floats, tops: Floats, change: Floats, marks: Flags, first: int, last: int
+) -> float:
+    """The most that is held from `first` up to before `last` after a `change`, which is nothing
+    then. Blocks that have no mark are not gone through."""
+    so_far, high = 0.0, -np.inf
+    at = first
+    while at < last:
+        b = at // BLOCK
+        end = (b + 1) * BLOCK
+        if marks[b] or at % BLOCK or end > last:
+            end = min(end, last)
+            for t in range(at, end):
+                so_far += change[t]
+                change[t] = 0.0
+                high = max(high, profile[t] + so_far)
+            marks[b] = False
+        else:
+            high = max(high, tops[b] + so_far)
+        at = end
+    change[last] = 0.0
+    marks[last // BLOCK] = False
+    return high
 
 
 @compiled
@@ -110,8 +150,11 @@ def _seconds(net: Network, rows: Ints, v: int) -> Floats:
 
 
 @compiled
-def change_of(net: Network, rows: Ints, v: int, row: int, change: Floats) -> tuple[int, int]:
-    """Add to `change` [times + 1] where memory rises and falls if variable v takes another row.
+def change_of(
+    net: Network, rows: Ints, v: int, row: int, change: Floats, marks: Flags
+) -> tuple[int, int]:
+    """Add to `change` [times + 1] where memory rises and falls if variable v takes another row, and
+    mark the blocks of moments in which it does.
 
     Returns from and up to which moment that is; (moments, 0) where it changes nowhere.
     """
@@ -122,6 +165,7 @@ def change_of(net: Network, rows: Ints, v: int, row: int, change: Floats) -> tup
         more = net.amounts[net.amount[u] + row] - net.amounts[net.amount[u] + rows[v]]
         change[net.begin[u]] += more
         change[net.end[u]] -= more
+        marks[net.begin[u] // BLOCK] = marks[net.end[u] // BLOCK] = True
         low, high = min(low, net.begin[u]), max(high, net.end[u])
     variables = len(net.row) - 1
     for i in range(net.link[v], net.link[v + 1]):
@@ -143,5 +187,6 @@ def change_of(net: Network, rows: Ints, v: int, row: int, change: Floats) -> tup
             more = net.amounts[net.amount[u] + at] - net.amounts[net.amount[u] + before]
             change[net.begin[u]] += more
             change[net.end[u]] -= more
+            marks[net.begin[u] // BLOCK] = marks[net.end[u] // BLOCK] = True
             low, high = min(low, net.begin[u]), max(high, net.end[u])
     return low, high

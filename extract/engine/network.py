@@ -17,6 +17,7 @@ from tapestry_egg.extract.problem.latencies import Latencies
 from tapestry_egg.extract.problem.problem import Floats, Ints, Pair, Problem, Variable
 
 Labels = NDArray[np.int32]
+Flags = NDArray[np.bool_]
 
 
 class Network(NamedTuple):

@@ -11,7 +11,7 @@ import numpy as np
 from tapestry_egg.extract.problem.compiled import compiled
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
-from .moves import change_of
+from .moves import BLOCK, change_of
 from .network import Network, State
 
 # Seconds that are equal may differ by this share for rounding.
@@ -51,6 +51,7 @@ def descend_trees(
     edge, waiting = np.zeros(variables, dtype=np.int64), np.zeros(len(net.links), dtype=np.int64)
     members, before = np.zeros(variables, dtype=np.int64), np.zeros(variables, dtype=np.int64)
     belief, change = np.empty(int(net.row[variables])), np.zeros(net.times + 1)
+    marks = np.zeros(net.times // BLOCK + 1, dtype=np.bool_)
     within = len(profile) > 0
     number = 0
     for k in range(variables):
@@ -79,7 +80,7 @@ def descend_trees(
             for m in range(count):
                 v = members[m]
                 if rows[v] != before[m]:
-                    first, last = change_of(net, rows, v, before[m], change)
+                    first, last = change_of(net, rows, v, before[m], change, marks)
                     low, high = min(low, first), max(high, last)
                     rows[v], before[m] = before[m], rows[v]
             so_far = 0.0

@@ -20,7 +20,7 @@ import numpy as np
 from tapestry_egg.extract.problem.problem import Floats, Ints
 
 from . import branch, core, elimination, sweeps
-from .network import Network, State, state_of
+from .network import Flags, Network, State, state_of
 from .trees import descend_trees
 
 # Passes of messages before there are prices, while they raise the bound by a share of itself.
@@ -526,7 +526,7 @@ def _excess(net: Network, belief: Floats) -> Floats:
     return belief - np.repeat(least, np.diff(net.row))
 
 
-def _threshold(net: Network, excess: Floats, kept: core.Flags, entries: int) -> float:
+def _threshold(net: Network, excess: Floats, kept: Flags, entries: int) -> float:
     """The largest excess up to which the pairs of a core have about so many entries."""
     levels = np.sort(excess)
     low, high = 0, len(levels) - 1

@@ -117,7 +117,7 @@ def proven(piece: Piece, rules: Sequence[Rule]) -> bool:
     what they stand for. Rules may promise more on the left than on the right, so what is new is
     no input of theirs."""
     rules = relevant(piece.graph, rules)
-    key = (piece.key(), tuple([(r.name, r.egg) for r in rules]))
+    key = _question(piece, rules)
     if key not in _PROVEN:
         made = [
             (c, Applied(n.op.kernel, n.op.params, n.inputs, n.output, None), n.operands)
@@ -125,6 +125,17 @@ def proven(piece: Piece, rules: Sequence[Rule]) -> bool:
         ]
         _PROVEN[key] = makes(piece.graph, piece.at, made, piece.pairs, rules)
     return _PROVEN[key]
+
+
+def is_known(piece: Piece, rules: Sequence[Rule]) -> bool:
+    """Whether this process has proven a piece by these rules: of another form, or in a region of
+    the program whose forms were found before."""
+    return _PROVEN.get(_question(piece, relevant(piece.graph, rules)), False)
+
+
+def _question(piece: Piece, rules: Sequence[Rule]) -> Any:
+    """What an answer in `_PROVEN` depends on."""
+    return piece.key(), tuple([(r.name, r.egg) for r in rules])
 
 
 # Operations of the program around a group that its rules may look at: first few, then more. A loss
@@ -457,14 +468,18 @@ class _Proof:
         named, known = ([], []) if lost else m.known
         if named and all(self._fits(b, v) for b, v in self.group.pairs):
             few, more, many = _NEAR
+            if is_known(self._piece(few, True), known):
+                return
+            # All rules on little are tried before a few rules on more: names that a form has may
+            # lack a rule that made it, and then these fail on everything, the longest last.
             for rules, most, stop in (
                 (named, few, True),
-                (named, few, False),
-                (named, more, False),
-                (named, many, False),
                 (known, few, True),
+                (named, few, False),
                 (known, few, False),
+                (named, more, False),
                 (known, more, False),
+                (named, many, False),
             ):
                 if proven(self._piece(most, stop), rules):
                     return

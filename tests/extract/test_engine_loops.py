@@ -179,6 +179,40 @@ def test_moves_make_a_labelling_no_worse(seed: int) -> None:
 
 @given(seeds)
 @settings(max_examples=60)
+def test_moves_are_those_that_whole_labellings_compare_best(seed: int) -> None:
+    """Within limits that hold from the start, that moves come to, and that nothing keeps."""
+    shape = Shape(variables=8, pairs=12, forbidden=0.0, times=(4, 300)[seed % 2])
+    problem = random_problem(seed, shape)
+    rng = np.random.default_rng(seed)
+    start = np.array([rng.integers(0, len(v)) for v in problem.variables], dtype=np.int64)
+    peak = max(cost(problem, tuple(start.tolist()))[2], default=0.0)
+    for share in (0.0, 0.6, 0.9, 1.001, 2.0):  # at 1 rounding would decide
+        found = moves.descend(network_of(problem), start, share * peak, 3)
+        assert found.tolist() == _moved(problem, start.tolist(), share * peak, 3)
+
+
+def _moved(problem: Problem, rows: list[int], limit: float, rounds: int) -> list[int]:
+    """Every variable in turn on its fastest row within a limit, or on the one of the least peak."""
+    for v in [*range(len(rows))] * rounds:
+        every = [(*rows[:v], r, *rows[v + 1 :]) for r in range(len(problem.variables[v]))]
+        costs = [cost(problem, x) for x in every]
+        seconds = [round(c[0], 9) for c in costs]
+        peaks = [round(max(c[2], default=0.0), 9) for c in costs]
+        own = best = rows[v]
+        for r in np.argsort(seconds, kind="stable").tolist():
+            if r == own or not np.isfinite(seconds[r]):
+                continue
+            if peaks[own] <= limit:
+                if best == own and seconds[r] < seconds[own] and peaks[r] <= limit:
+                    best = r
+            elif (peaks[r], seconds[r]) < (peaks[best], seconds[best]):
+                best = r
+        rows = [*rows[:v], best, *rows[v + 1 :]]
+    return rows
+
+
+@given(seeds)
+@settings(max_examples=60)
 def test_branch_and_bound_finds_the_fastest_within_limits(seed: int) -> None:
     problem = random_problem(seed, Shape(variables=5, rows=4, pairs=6))
     found = labellings(problem)

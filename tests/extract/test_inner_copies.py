@@ -16,13 +16,17 @@ import tapestry_egg as te
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import ground_of
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.choices import inner_copies
 from tapestry_egg.extract.choices.inner_copies import InnerCopies
 from tapestry_egg.extract.front.notes import note
+from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.runtime import compare, compile
+from tapestry_egg.schedule.flatten import FlatProgram
 from tapestry_egg.schedule.inlining import fusion
+from tapestry_egg.schedule.units import Unit, two_kernels
 from tapestry_egg.shard.encode import encode
 from tapestry_egg.shard.strategies import saturate
 from tests.extract.test_front import RULES, scheduled, traced
@@ -195,6 +199,32 @@ def test_sums_of_what_every_reader_computes_again_are_counted() -> None:
     sums = InnerCopies(plan_schedule, found, {})
     assert sum(within) == sums.others == 1
     assert sums.of(within.index(True)) == ()
+
+
+@pytest.mark.parametrize("products", [0, 1, 2])
+def test_a_long_kernel_is_run_as_two_only_where_two_reads_may_be_partial(
+    products: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To try it at every member takes as long as the square of their number."""
+
+    def long(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+        y = x @ w if products else x
+        z = x @ v if products == 2 else v
+        for _ in range(100):
+            y = jnp.sin(y + z)
+        return y
+
+    tried: list[int] = []
+
+    def two(program: FlatProgram, unit: Unit, value: FlatId) -> tuple[Unit, Unit] | None:
+        tried.append(value)
+        return two_kernels(program, unit, value)
+
+    monkeypatch.setattr(inner_copies, "two_kernels", two)
+    plan = scheduled(traced(long, ((64, 64),) * 3, {}))
+    found = saturate(encode(plan.program, MeshShape(("x",), (4,))), load_books(RULES))
+    sums = InnerCopies(plan, found, {})
+    assert any([sums.of(u) for u in range(len(plan.units))]) is bool(tried) is (products == 2)
 
 
 def turned(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:

@@ -16,8 +16,10 @@ import tapestry_egg as te
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.reference.executor import execute
+from tapestry_egg.rewrite import equivalence
 from tapestry_egg.rewrite.attention.attention import with_fused_attention
 from tapestry_egg.rewrite.equivalence import check_equivalent
+from tapestry_egg.rewrite.terms import explore
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.tracing.codec import decode_params
 from tapestry_egg.tracing.trace import trace
@@ -35,7 +37,10 @@ def graph_of(fn: Callable[..., Any], *arguments: Any) -> BlockGraph:
 
 def form_of(given: BlockGraph, fn: Callable[..., Any], *arguments: Any) -> BlockGraph:
     """A program traced on its own, its new values numbered after those of the one given."""
-    form = graph_of(fn, *arguments)
+    return numbered_after(given, graph_of(fn, *arguments))
+
+
+def numbered_after(given: BlockGraph, form: BlockGraph) -> BlockGraph:
     number = {v: v for v in form.inputs}
     number |= {v: len(given.values) + v for op in form.operations for v in op.outputs}
     values = (*given.values, *form.values)
@@ -49,6 +54,15 @@ def form_of(given: BlockGraph, fn: Callable[..., Any], *arguments: Any) -> Block
     )
     outputs = tuple(number[v] for v in form.outputs)
     return replace(form, values=values, operations=operations, outputs=outputs)
+
+
+def with_inner(given: BlockGraph, form: BlockGraph) -> BlockGraph:
+    """The program with the innermost loop body of a form, where both are loops in loops."""
+    if not given.operations[-1].regions:
+        return numbered_after(given, form)
+    (loop,), (other,) = given.operations, form.operations
+    (inner,), (theirs,) = loop.regions, other.regions
+    return replace(given, operations=(replace(loop, regions=(with_inner(inner, theirs),)),))
 
 
 def equal(given: BlockGraph, form: BlockGraph, *rules: str) -> bool:
@@ -79,6 +93,42 @@ def test_a_rule_proves_what_it_makes_and_not_the_way_back() -> None:
     for one, other, proves in ((twice_negated, jnp.sin, True), (jnp.sin, twice_negated, False)):
         given = graph_of(one, struct(4))
         assert equal(given, form_of(given, other, struct(4)), "twice-negated") is proves
+
+
+def test_a_proof_looks_at_little_first_and_is_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever rules a form names; and what a region's form has proven, the program's finds."""
+    sizes: list[int] = []
+
+    def makes(graph: BlockGraph, *rest: Any) -> bool:
+        sizes.append(len(graph.operations))
+        return explore.makes(graph, *rest)
+
+    monkeypatch.setattr(equivalence, "makes", makes)
+    monkeypatch.setattr(equivalence, "_PROVEN", {})
+
+    def chain(product: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        def body(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+            for _ in range(60):
+                x = jnp.sin(x)
+            return product(x, w, v)
+
+        return body
+
+    def looped(body: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        return lambda x, w, v: jax.lax.scan(lambda y, _: (body(y, w, v), ()), x, length=3)[0]
+
+    arguments = struct(16, 16), struct(16, 16), struct(16, 16)
+    one = chain(lambda x, w, v: x @ w + x @ v)
+    other = chain(lambda x, w, v: x @ (w + v))
+    for wrap in (lambda body: body, looped, lambda body: looped(looped(body))):
+        given = graph_of(wrap(one), *arguments)
+        form = with_inner(given, graph_of(wrap(other), *arguments))
+        sizes.clear()
+        assert equal(given, form, "twice-negated")
+        assert len(sizes) <= 2 and all(n <= 3 for n in sizes), sizes
+        sizes.clear()
+        assert equal(given, form, "sum-of-contractions-lhs")
+        assert not sizes
 
 
 def test_order_and_repetition_do_not_matter_but_operands_do() -> None:
