@@ -14,6 +14,7 @@ from tapestry_egg.rewrite.streams import (
     micro_batches,
     streamed,
     temporal,
+    written_out,
 )
 
 from . import stacked
@@ -25,6 +26,7 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
     blocks.RULE: blocks.with_blocks,
     blocks.OF_LARGEST: blocks.with_blocks_of_largest,
     temporal.RULE: temporal.with_blocks_of_sums,
+    written_out.RULE: written_out.with_loops_written_out,
 }
 
 

@@ -27,7 +27,14 @@ from tapestry_egg.plans.plan import EVEN_PARTS, MICRO_BATCHES, ROWS, SHIFTS, Rul
 from tapestry_egg.quantities import BYTES
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
 from tapestry_egg.rewrite.rows import even_parts, shifts
-from tapestry_egg.rewrite.streams import apart, blocks, large_inside, micro_batches, temporal
+from tapestry_egg.rewrite.streams import (
+    apart,
+    blocks,
+    large_inside,
+    micro_batches,
+    temporal,
+    written_out,
+)
 from tapestry_egg.rewrite.streams.streamed import RULE, RULESET, count_streams, streams_of
 from tapestry_egg.rewrite.terms.explore import BUDGET
 from tapestry_egg.rules.language.book import RuleBook
@@ -117,7 +124,7 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
-    found = _with_rows_looked_up(found, target)
+    found = (*_with_rows_looked_up(found, target), *_written_out(found[0], target))
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
     at_once = _at_once(written, books, target, budget, least_gain)
@@ -324,6 +331,19 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
             what = "the products that read most", "loops over blocks of their sums"
             return (_changed(form, target, made, temporal.RULE, *what),)
     return ()
+
+
+def _written_out(form: Form, target: Target) -> tuple[Form, ...]:
+    """The form with loops written out, on GPUs, if copies of slices of stacks take much of the time
+    of one device: whether devices then turn whole stacks depends on how they share them."""
+    if target.fusing is None or target.epilogues:
+        return ()
+    copied = 2.0 * sum(written_out.sliced_bytes(form.graph).values())
+    if copied / target.hbm_bytes_per_second < _MUCH * program_seconds(form.graph, target):
+        return ()
+    made = written_out.with_loops_written_out(form.graph)
+    step = _step(form.graph, made, target, written_out.RULE, "loops over stacks", "every round")
+    return (form.then(made, step, extra=True),)
 
 
 def _changed(

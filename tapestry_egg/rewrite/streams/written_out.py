@@ -1,0 +1,159 @@
+"""Loops written out, round by round, whose products read slices of stacks.
+
+XLA for GPUs copies the slice that a round of a loop takes of a stack before a product reads it: a
+step that decodes one token so moves its weights and caches three times. Where the round is known,
+products read the slice where it lies in the stack (`in_products: one_of_stack`). What a round
+renews of a stack, as a decoder's loop over layers writes one token into each cache, is written into
+the stack itself.
+
+A loop is written out if a device reads enough of such slices, and what comes of it is not too long.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.loops import counts
+from tapestry_egg.metakernels import registry
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.schedule.lying import renewed_outputs
+from tapestry_egg.tracing.spelled import at
+
+from .written import Written
+
+#: The name of this change in the rules of a plan.
+RULE = "loops-written-out"
+
+#: What loops may come to that are written out, in operations: what plans of as many take is known.
+MOST = 4096
+
+
+def with_loops_written_out(graph: BlockGraph) -> BlockGraph:
+    """The program with the loops written out that `sliced_bytes` names; itself without any."""
+    chosen = sliced_bytes(graph)
+    if not chosen:
+        return graph
+    w = Written(list(graph.values), dict(graph.constants), once=False)
+    for k, op in enumerate(graph.operations):
+        if k in chosen:
+            _write_out(w, op)
+        else:
+            w.operations.append(replace(op, inputs=w.read(op.inputs)))
+    return w.program(graph)
+
+
+def sliced_bytes(graph: BlockGraph) -> dict[int, int]:
+    """The loops that may be written out -> the bytes of stacks whose slices products read in them.
+    Those of fewest operations come first, up to `MOST` in all."""
+    found = {
+        k: amount
+        for k, op in enumerate(graph.operations)
+        if op.is_scan and (amount := _bytes_for_products(op))
+    }
+    left, kept = MOST, dict[int, int]()
+    for k in sorted(found, key=lambda k: (_length(graph.operations[k]), k)):
+        left -= _length(graph.operations[k])
+        if left >= 0:
+            kept[k] = found[k]
+    return kept
+
+
+def _length(op: Operation) -> int:
+    return int(op.params["length"]) * len(op.regions[0].operations)
+
+
+def _bytes_for_products(op: Operation) -> int:
+    """The bytes of the stacks of which rounds of a loop read slices in products; 0 if it cannot be
+    written out: what it does may be in some order with other effects, or is to be computed again.
+    """
+    (body,), (consts, carries) = op.regions, counts(op)
+    if any(x.effectful or x.regions or x.remat is not None for x in body.operations):
+        return 0
+    stands = {v: v for v in body.inputs[consts + carries :]}  # views, and what is renewed
+    read = set[int]()
+    for x in body.operations:
+        own = _signature(body, x)
+        if own.fusion == "view" and x.inputs[0] in stands:
+            stands[x.outputs[0]] = stands[x.inputs[0]]
+        elif own.writes and x.inputs[own.writes[0]] in stands:
+            stands[x.outputs[0]] = stands[x.inputs[own.writes[0]]]
+        elif own.is_product and not own.by_vector:
+            read.update(stands[v] for v in x.inputs if v in stands)
+    return int(op.params["length"]) * sum(body.values[v].nbytes for v in read)
+
+
+def _signature(body: BlockGraph, op: Operation) -> OperationSignature:
+    types = ([body.values[v] for v in vs] for vs in (op.inputs, op.outputs))
+    return registry.signature_of(op, *(tuple(x) for x in types))
+
+
+def _write_out(w: Written, op: Operation) -> None:
+    """Write a loop out, each operation from its own line."""
+    (body,), (consts, carries) = op.regions, counts(op)
+    n = int(op.params["length"])
+    given = list(w.read(op.inputs))
+    renews = renewed_outputs(body, consts + carries, carries)
+    same = dict(zip(body.inputs[:consts], given[:consts], strict=True))
+    for v, array in body.constants.items():
+        same[v] = w.constant(array, body.values[v].dtype)
+    carried = given[consts : consts + carries]
+    stacks = {p: given[p] for p in range(consts + carries, len(given))}
+    made: dict[int, dict[int, int]] = {q: {} for q in range(carries, len(body.outputs))}
+    writing = {body.outputs[q]: p for q, p in renews.items()}
+    w.like = at(op)
+    for t in reversed(range(n)) if op.params["reverse"] else range(n):
+        now = {**same, **dict(zip(body.inputs[consts : consts + carries], carried, strict=True))}
+        for p, stack in stacks.items():
+            if p not in renews.values():
+                now[body.inputs[p]] = _one_of(w, stack, t)
+        for x in body.operations:
+            w.like = at(x)
+            (v, *_) = x.outputs
+            if v in writing:
+                p = writing[v]
+                stacks[p] = _renewed(w, body, x, stacks[p], now, t)
+                now[v] = _one_of(w, stacks[p], t)
+                continue
+            inputs = tuple([now[u] for u in x.inputs])
+            outputs = tuple([w.value(body.values[u]) for u in x.outputs])
+            w.operations.append(replace(x, inputs=inputs, outputs=outputs))
+            now.update(zip(x.outputs, outputs, strict=True))
+        w.like = at(op)
+        carried = [now[v] for v in body.outputs[:carries]]
+        for q, rounds in made.items():
+            if q not in renews:
+                v = now[body.outputs[q]]
+                rounds[t] = w.reshaped(v, (1, *w.values[v].shape))
+    results = list(carried)
+    for q, rounds in made.items():
+        parts = [rounds[t] for t in sorted(rounds)]
+        results.append(stacks[renews[q]] if q in renews else w.joined(parts, 0))
+    w.stands.update(zip(op.outputs, results, strict=True))
+
+
+def _one_of(w: Written, stack: int, t: int) -> int:
+    """Slice t of a stack."""
+    shape = w.values[stack].shape[1:]
+    start, ends = [t, *(0 for _ in shape)], [t + 1, *shape]
+    return w.reshaped(w.sliced(stack, start, ends), shape)
+
+
+def _renewed(
+    w: Written, body: BlockGraph, op: Operation, stack: int, now: dict[int, int], t: int
+) -> int:
+    """A stack in whose slice t an operation of the body has written its part."""
+    from jax import lax
+
+    _, part, *starts = _signature(body, op).writes
+
+    def run(whole: Any, rows: Any, *places: Any) -> Any:
+        first = np.asarray(t, places[0].dtype if places else np.int32)
+        return lax.dynamic_update_slice(whole, rows[None], (first, *places))
+
+    reads = [stack, now[op.inputs[part]], *(now[op.inputs[p]] for p in starts)]
+    (made,) = w.apply(run, reads, op)
+    return made
