@@ -128,12 +128,15 @@ def forms_with_streams(
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
     at_once = _at_once(written, books, target, budget, least_gain)
-    if not at_once:
+    alone: tuple[Form, ...] = ()  # what rules make of a small program without stacks
+    if is_stacked and written.size <= room:
+        alone = forms(written, books, target, budget, least_gain, room - written.size)[1:]
+    if not at_once and not alone:
         return found
     faster = tuple([f for f in found[1:] if not (f.slower or f.extra)])
     rest = [f for f in found[1:] if f.slower or f.extra]
-    both = sorted((at_once, faster), key=lambda fs: _seconds_of_first(fs, target))
-    return (found[0], *both[0], *both[1], *rest)
+    each = sorted((at_once, faster, alone), key=lambda fs: _seconds_of_first(fs, target))
+    return (found[0], *(f for fs in each for f in fs), *rest)
 
 
 def _is_as_fast(made: BlockGraph, graph: BlockGraph, target: Target) -> bool:
