@@ -219,8 +219,8 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
     ),
     "stacks-small": (
         "space",
-        "stacks of {count:chain} of equal products: little work for the bytes copied, too long, "
-        "or no rule for jax.vmap",
+        "stacks of {count:chain} of equal products: little work for the bytes copied, more than "
+        "200 operations, or no rule for jax.vmap",
         "",
     ),
     "batch-whole": ("space", "micro-batches, because {operation} needs the whole batch", ""),

@@ -205,20 +205,19 @@ class Memory:
     def turned(self, v: int) -> Floats | None:
         """The bytes of a new state that is turned while it is renewed, per row of its unit; None
         where it never is."""
+        if (turned := self._lies_turned(v)) is None:
+            return None
+        gives, sizes = self.columns.gives(v), self._sizes(v)
+        return self.once(lambda: np.where(turned, sizes, 0.0)[gives], "sizes", turned, sizes, gives)
+
+    def _lies_turned(self, v: int) -> NDArray[np.bool_] | None:
+        """Per layout, whether a new state is turned while it is renewed; None where it never is."""
         if v not in self.lives.turned:
             return None
-        (way, _, _), gives, table = (
-            self.lives.turned[v],
-            self.columns.gives(v),
-            self.columns.table(v),
-        )
-
-        def amounts() -> Floats:
-            shape, mesh = self.program.types[v].shape, self.choices.mesh
-            turned = [way.within(x.local_shape(shape, mesh)) for x in table.layouts]
-            return np.where(turned, self._sizes(v), 0.0)[gives]
-
-        return self.once(amounts, "turned", way, table, gives)
+        way, table = self.lives.turned[v][0], self.columns.table(v)
+        shape, mesh = self.program.types[v].shape, self.choices.mesh
+        blocks = (x.local_shape(shape, mesh) for x in table.layouts)
+        return self.once(lambda: np.array([way.within(b) for b in blocks]), "turned", way, table)
 
     def running(self, u: int, scratch: Floats, parts: Floats) -> tuple[Use, ...]:
         """What a unit's kernel takes for itself while it runs, per row, and what it makes that is
@@ -313,6 +312,7 @@ class Memory:
         free, state, goes, windows = kind
         table, size = self.columns.table(v), self._sizes(v)
         straight, made = turns
+        lies = self._lies_turned(v)
 
         def counted(count: Count) -> ReaderBytes:
             stays = bool(count.above) and goes
@@ -336,6 +336,8 @@ class Memory:
                 takes[:, j] |= a == b
                 back[:, j] |= other != b
             whole = size[have][:, None].astype(np.float64)
+            if lies is not None:  # that is counted already, beside the old one
+                whole = np.where(lies[have][:, None], 0.0, whole)
             return ReaderBytes(
                 plain=unless_zero(making[0]),
                 combining=unless_zero(making[1]),
@@ -352,7 +354,7 @@ class Memory:
 
         def once(count: Count) -> ReaderBytes:
             stays = bool(count.above) and goes
-            key = table, have, kept, holds, wanted, free, state, straight, made, windows
+            key = table, have, kept, holds, wanted, free, state, straight, made, windows, lies
             return self.once(lambda: counted(count), "reads", count.above, stays, *key)
 
         return [once(count) for count in self.counts]
@@ -389,8 +391,7 @@ class Memory:
             add(0, at + 1, of.places)
         if straight:  # a copy that others share stays as it was gathered
             add(at + 1, ends + 1, of.beside)
-        beside = free and v not in self.lives.turned and self._is_loops(v)
-        if beside and self._port(reader) in ("state", "carry"):
+        if free and self._is_loops(v) and self._port(reader) in ("state", "carry"):
             # What a loop carries in another layout has an array of its own.
             array(self.lives.made[v] + 1, at, "not in the old one's place")
         if (reader, v) in self.lives.copied:

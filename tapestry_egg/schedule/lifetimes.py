@@ -183,6 +183,12 @@ class Lives:
         turned = self._turned[FlatId(v)]
         return turned, self.birth(turned.first), min(self.death(v) + 2, self.end)
 
+    @cached_property
+    def turned_parts(self) -> frozenset[FlatId]:
+        """What products read of states that may be turned while they are renewed."""
+        found = (x for v in self._turned if (x := self.turned(v)) is not None)
+        return frozenset(v for way, *_ in found for v in way.parts)
+
     def _is_copied(self, u: int) -> bool:
         """Whether something is held beside a carry, of unit u, until all carries are written: its
         next value, a view of what was there before the round, or its old one, which is the last of

@@ -17,7 +17,7 @@ more then); libraries' kernels and products read a copy.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -188,17 +188,16 @@ def cut_inside(schedule: Schedule, fused: Fusion, epilogues: bool = False) -> fr
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """Products, with the operands, that read what is renewed, or `parts` of it, from value `first`
-    on: on a device where one of them wants the dims of its block in another order, it is turned all
-    along."""
+    """What may be turned while it is renewed, from value `first` on: the products that read it or
+    `parts` of it, with their operands."""
 
     operands: tuple[tuple[OperationSignature, int], ...]
     first: FlatId
     parts: frozenset[FlatId]
 
     def within(self, block: Sequence[int]) -> bool:
-        """Whether that is so where a device has such a block; what is read of it has the last of
-        its dims."""
+        """Whether a product wants a device's block in another order. What is read of the block has
+        the last of its dims."""
         return any(
             turned_for_product(x, p, range(n), block[len(block) - n :]) is not None
             for x, p in self.operands
@@ -221,34 +220,87 @@ def turned_while_renewed(schedule: Schedule, epilogues: bool = False) -> Mapping
     if epilogues:
         return {}
     program = schedule.program
-    readers: dict[FlatId, list[Instance]] = {}
-    for x in program.instances:
-        for v in x.inputs:
-            readers.setdefault(v, []).append(x)
+    readers: dict[FlatId, list[InstanceId]] = {}
+    for i, x in enumerate(program.instances):
+        for v in dict.fromkeys(x.inputs):
+            readers.setdefault(v, []).append(InstanceId(i))
     slices = {schedule.units[u].root for u in renewed(schedule).values()}
-    roots = {program.instances[i].inputs: program.instances[i] for i in slices}
+    ports = {program.instances[i].inputs for i in slices}
     found = {}
     for port in program.instances:
-        if port.port not in ("carry", "state"):
+        turned: Turned | None
+        if port.port == "carry":
+            new, turned = port.outputs[-1], _carried(port, program, readers, ports)
+        elif port.port == "state":
+            new, turned = port.inputs[0], _renewed_state(port, program, readers)
+        else:
             continue
-        state = port.port == "state"
-        new = port.inputs[0] if state else port.outputs[-1]
-        seen, todo, written = set[FlatId](), list(port.outputs[: None if state else -1]), [new]
-        operands: list[tuple[OperationSignature, int]] = []
-        while todo:
-            v = todo.pop()
-            seen.add(v)
-            for x in readers.get(v, ()):
-                same = any(x.inputs[p] == v for p in x.signature.writes[:1])
-                written += x.outputs if same else ()
-                if same or roots.get(x.inputs) is x or (state and _is_part(x, program)):
-                    todo += [w for w in x.outputs if w not in seen]
-                elif not x.port and x.signature.is_product:
-                    operands += [(x.signature, p) for p, w in enumerate(x.inputs) if w == v]
-        turned = Turned(tuple(operands), min(written) if state else new, frozenset(seen))
-        if (not state or new in seen) and turned.within(program.types[new].shape):
+        if turned is not None and turned.within(program.types[new].shape):
             found[new] = turned
     return found
+
+
+_Readers = Mapping[FlatId, Sequence[InstanceId]]
+_Operands = list[tuple[OperationSignature, int]]
+
+
+def _carried(
+    carry: Instance, program: FlatProgram, readers: _Readers, slices: Collection[tuple[FlatId, ...]]
+) -> Turned:
+    """What products read of a carry, as it is or slice by slice, with parts of it written anew."""
+    seen, todo, operands = set[FlatId](), list(carry.outputs[:-1]), _Operands()
+    while todo:
+        v = todo.pop()
+        seen.add(v)
+        for x in (program.instances[i] for i in readers.get(v, ())):
+            if _writes_into(x, v) or (x.port == "stream" and x.inputs in slices):
+                todo += [w for w in x.outputs if w not in seen]
+            else:
+                operands += _multiplied(x, v)
+    return Turned(tuple(operands), carry.outputs[-1], frozenset(seen))
+
+
+def _renewed_state(state: Instance, program: FlatProgram, readers: _Readers) -> Turned | None:
+    """What products read of a state from when a part of it is first written on, as it is, or one of
+    a stack; None of one that is not renewed in place, part by part."""
+    (new,), (v,) = state.inputs, state.outputs
+    first, parts, operands = None, set[FlatId](), _Operands()
+    while True:
+        seen, todo, last, writes = [v], [v], -1, list[InstanceId]()
+        while todo:
+            w = todo.pop()
+            for i in readers.get(w, ()):
+                x = program.instances[i]
+                if x.port == "state":
+                    continue
+                if w == v and _writes_into(x, v):
+                    writes.append(i)
+                    continue
+                last = max(last, i)
+                if _is_part(x, program):
+                    seen += x.outputs
+                    todo += x.outputs
+                elif first is not None:
+                    operands += _multiplied(x, w)
+        if first is not None:
+            parts.update(seen)
+        if v == new or len(writes) != 1 or last > writes[0]:
+            break
+        (v,) = program.instances[writes[0]].outputs
+        first = v if first is None else first
+    return Turned(tuple(operands), first, frozenset(parts)) if v == new and first else None
+
+
+def _writes_into(x: Instance, v: FlatId) -> bool:
+    """Whether an instance writes a part into value v."""
+    return not x.port and any(x.inputs[p] == v for p in x.signature.writes[:1])
+
+
+def _multiplied(x: Instance, v: FlatId) -> _Operands:
+    """As which operands a product reads value v; none of what is no product."""
+    if x.port or not x.signature.is_product:
+        return []
+    return [(x.signature, p) for p, w in enumerate(x.inputs) if w == v]
 
 
 def _is_part(x: Instance, program: FlatProgram) -> bool:
@@ -298,20 +350,19 @@ def turned_for_product(
 
 
 def turned_operands(
-    schedule: Schedule, inside: Sequence[bool]
+    schedule: Schedule, inside: Sequence[bool], before: Collection[FlatId] = ()
 ) -> frozenset[tuple[InstanceId, int]]:
     """The reads, by instance and operand, for which XLA for GPUs gives products a copy in another
     order, as libraries take matrices: attention's queries, written token by token and head by head,
     are read head by head.
 
     What the product would else compute of them, the units `inside` it, is computed for the copy.
-    What is stored of what goes element by element is written so as it is made, and what is renewed
-    part by part is turned before (`turned_while_renewed`). Products that want one order share the
-    copy, which the first of them pays.
+    What is stored of what goes element by element is written so as it is made, and what products
+    read of states may be turned `before`, for as long as these are renewed. Products that want one
+    order share the copy, which the first of them pays.
     """
     instances = schedule.program.instances
     found, copies = set(), set[tuple[FlatId, tuple[int, ...]]]()
-    before = {v for x in turned_while_renewed(schedule).values() for v in x.parts}
     for unit in schedule.units:
         root = instances[unit.root]
         if root.port or not root.signature.is_product:
@@ -320,9 +371,8 @@ def turned_operands(
             maker = schedule.producer[v]
             made_by = instances[schedule.units[maker].root]
             straight = made_by.port or made_by.signature.fusion
-            if not inside[maker] and straight not in ("kernel", "reduce", "input", "state"):
-                continue
-            if v in before:
+            taken = inside[maker] or straight in ("kernel", "reduce", "input", "state")
+            if v in before or not taken:
                 continue
             place, order = _as_operand(schedule, unit, i, p)
             wanted = turned_for_product(root.signature, place, order) if order else None

@@ -31,6 +31,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 
 from .flatten import Instance
 from .inlining import fusion, is_a_compiler_s_product, moves_last, read_as
+from .lifetimes import lives_of
 from .lying import renewed, turned_operands
 from .schedules import Schedule
 from .siblings import Reader, Shared, adds_exponentials, ends_in_sums, may_merge, siblings
@@ -98,7 +99,9 @@ class Traffic:
         self._sums_in: dict[int, int] = {}  # kernels that make a sum beside what they make
         self._beside = self._sums_beside()
         self._shared = self._merged(target.fusing) if self._fuses and target.fusing else {}
-        self._turned = turned_operands(schedule, self._inside) if self._slices else frozenset()
+        before = lives_of(schedule, target.epilogues, target.fusing).turned_parts
+        given = schedule, self._inside, before
+        self._turned = turned_operands(*given) if self._slices else frozenset()
 
     def of(self, unit: Unit) -> UnitTraffic:
         """The traffic of a unit; of a part of one, that of a kernel of its own."""

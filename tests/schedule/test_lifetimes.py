@@ -31,7 +31,8 @@ from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
-from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes
+from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes, lives_of
+from tapestry_egg.schedule.lying import turned_operands
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, in_order, schedule
 from tapestry_egg.shard.encode import encode
@@ -476,6 +477,48 @@ def test_a_cache_is_turned_where_a_device_multiplies_several_heads_of_it(
     assert (sum(p.seconds for p in cost_parts(plan) if name in p.name) >= twice) == (blocks == 2)
     compiled = hlo_stats(te.compile(plan, h100s()).compile())
     assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.05)
+
+
+def scored(q: Any, c: Any) -> Any:
+    return jnp.einsum("bhqk,bthk->bhqt", q, c)
+
+
+def one_row(c: Any) -> Any:
+    return lax.dynamic_update_slice_in_dim(c, jnp.ones_like(c[:, :1]), 3, axis=1)
+
+
+#: What reads a cache, before and after a row is written, and whether it is turned for that long.
+RENEWED: dict[str, tuple[Callable[..., Any], bool]] = {
+    "read when it is written": (lambda c, q: ((c := one_row(c)), scored(q, c)), True),
+    "read before": (lambda c, q: (one_row(c), scored(q, c)), False),
+    "the old one read behind": (
+        lambda c, q: ((d := one_row(c)), scored(scored(q, d)[..., : CACHE[3]], c)),
+        False,
+    ),
+    "a row of it written elsewhere": (
+        lambda c, q: (
+            (c := lax.dynamic_update_slice_in_dim(c, c[:, :1] + 1, 3, axis=1)),
+            scored(q, c),
+        ),
+        False,
+    ),
+    "left as it is": (lambda c, q: (c, scored(q, c)), False),
+}
+
+
+@pytest.mark.parametrize("name", RENEWED)
+def test_a_cache_is_turned_for_what_reads_it_after_it_is_renewed(name: str) -> None:
+    """What products read of the old one alone is turned for them alone."""
+    fn, turned = RENEWED[name]
+    shapes = CACHE, (CACHE[0], CACHE[2], 4, CACHE[3])
+    types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+    graph = te.trace(fn, *types, donate_argnums=0).graph
+    plan = schedule(flatten(graph, feedback_pairs(graph)))
+    lives = lives_of(plan)
+    assert bool(lifetimes(plan).turned) == bool(lives.turned_parts) == turned
+    inside = [True] * len(plan.units)
+    every = turned_operands(plan, inside)
+    assert len(every) - len(turned_operands(plan, inside, lives.turned_parts)) == turned
 
 
 def test_xla_for_h100_needs_what_was_predicted() -> None:

@@ -38,13 +38,14 @@ class Written(Spelled):
 
     def takes(self, write: Callable[[], None]) -> bool:
         """Write something; whether JAX can make that. If not, nothing is written."""
-        values, operations, stands = len(self.values), len(self.operations), dict(self.stands)
+        values, operations = len(self.values), len(self.operations)
+        stands, known = dict(self.stands), dict(self.known)
         try:
             write()
         except GraphError:  # a kernel has no rule for it, as a user's own need not
             del self.values[values:], self.operations[operations:]
             self.constants = {v: x for v, x in self.constants.items() if v < values}
-            self.stands = stands
+            self.stands, self.known = stands, known
             return False
         return True
 

@@ -28,7 +28,7 @@ from .written import Written
 #: The name of this change in the rules of a plan.
 RULE = "loops-written-out"
 
-#: What loops may come to that are written out, in operations: what plans of as many take is known.
+#: The most operations of all loops that are written out: up to so many, planning was measured.
 MOST = 4096
 
 
@@ -71,7 +71,8 @@ def _bytes_for_products(op: Operation) -> int:
     written out: what it does may be in some order with other effects, or is to be computed again.
     """
     (body,), (consts, carries) = op.regions, counts(op)
-    if any(x.effectful or x.regions or x.remat is not None for x in body.operations):
+    inside = (x.effectful or x.regions or x.remat is not None for x in body.operations)
+    if op.effectful or op.remat is not None or any(inside):
         return 0
     stands = {v: v for v in body.inputs[consts + carries :]}  # views, and what is renewed
     read = set[int]()
@@ -145,14 +146,18 @@ def _one_of(w: Written, stack: int, t: int) -> int:
 def _renewed(
     w: Written, body: BlockGraph, op: Operation, stack: int, now: dict[int, int], t: int
 ) -> int:
-    """A stack in whose slice t an operation of the body has written its part."""
+    """A stack in whose slice t an operation of the body has written its part, within that slice, as
+    kernels keep within what they write into."""
     from jax import lax
 
     _, part, *starts = _signature(body, op).writes
 
     def run(whole: Any, rows: Any, *places: Any) -> Any:
-        first = np.asarray(t, places[0].dtype if places else np.int32)
-        return lax.dynamic_update_slice(whole, rows[None], (first, *places))
+        kept = [
+            lax.clamp(np.zeros((), x.dtype), x, np.asarray(n - m, x.dtype)).astype(np.int32)
+            for x, n, m in zip(places, whole.shape[1:], rows.shape, strict=True)
+        ]
+        return lax.dynamic_update_slice_p.bind(whole, rows[None], np.int32(t), *kept)
 
     reads = [stack, now[op.inputs[part]], *(now[op.inputs[p]] for p in starts)]
     (made,) = w.apply(run, reads, op)
