@@ -172,7 +172,8 @@ class Held:
     def _read_whole(self) -> set[int]:
         """What some step reads as an array."""
         steps = [s for s in self.region.steps if not self.computes_operands(s)]
-        inside = {s.makes[0] for s in self.region.steps if self.is_fused(s) and self._is_of_one(s)}
+        fused = [s for s in self.region.steps if self.is_fused(s)]
+        inside = {s.makes[0] for s in fused if self._is_of_one(s) or self._is_one_of_stack(s)}
         return {
             v
             for step in steps
@@ -189,6 +190,13 @@ class Held:
         """Whether a step reads one array of as many elements as it makes, besides scalars."""
         shapes = [self.program.types[v][0] for v in step.reads if v >= 0]
         return [x for x in shapes if x] == [self.program.types[step.makes[0]][0]]
+
+    def _is_one_of_stack(self, step: Step) -> bool:
+        """Whether a step takes one array of a stack, at a place that is known."""
+        if step.name != "slice":
+            return False
+        (stack, _), (one, _) = (self.program.types[v] for v in (step.reads[0], step.makes[0]))
+        return one == (1, *stack[1:])
 
     def _read_by_many(self) -> set[int]:
         """What several kernels read, if they would read more to compute it than to load it."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,6 +18,7 @@ from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.rewrite.changes import changed, is_change
 from tapestry_egg.rewrite.streams import written_out
 from tapestry_egg.rewrite.streams.written_out import RULE, sliced_bytes, with_loops_written_out
+from tapestry_egg.runtime.emitted import audit
 from tapestry_egg.tracing.emit import emit
 from tests.schedule.test_lifetimes import h100s
 
@@ -169,6 +172,22 @@ def test_what_is_written_out_is_not_too_long(monkeypatch: pytest.MonkeyPatch) ->
     assert second < first and sliced_bytes(graph)[first] == W.nbytes
     monkeypatch.setattr(written_out, "MOST", ROUNDS)
     assert [*sliced_bytes(graph)] == [first]
+
+
+def test_the_ledger_counts_no_copies_of_what_products_read_where_it_lies() -> None:
+    """Else lean plans are refused, of which such slices would be most."""
+    shapes = (4, 256, 1024), (4, 1024, 256), (16, 256)
+
+    def mlp(up: Any, down: Any, x: Any) -> Any:
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w[0]) @ w[1], None), x, (up, down))[0]
+
+    program = te.trace(mlp, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    program = replace(program, graph=with_loops_written_out(program.graph))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as that a plan is left out
+        front = te.optimize(program, "h100:8", settings=te.Settings(work=0.3, forms=0))
+    for plan in front:
+        audit(plan)
 
 
 def test_a_decoding_step_reads_its_weights_and_caches_once() -> None:
