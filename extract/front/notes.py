@@ -223,6 +223,11 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
         "200 operations, or no rule for jax.vmap",
         "",
     ),
+    "loops-long": (
+        "space",
+        "{count:loop} over stacks written out, as all that are come to 4096 operations at most",
+        "",
+    ),
     "batch-whole": ("space", "micro-batches, because {operation} needs the whole batch", ""),
     "batch-fits": (
         "space",

@@ -86,6 +86,7 @@ def of_forms(found: Sequence[Form], searched: int) -> Notes:
         *_counted("stacks-all", left.stacked),
         *_counted("stacks-slower", left.slower),
         *_counted("stacks-small", left.unstacked),
+        *_counted("loops-long", left.loops),
         *_of_batches(left),
         *_counted("many-operands", left.wide),
     )

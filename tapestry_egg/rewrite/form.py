@@ -32,6 +32,7 @@ class Left:
     stacked: int = 0  # chains of products alike, all made of stacks
     slower: int = 0  # the same that are not, because a device takes longer then
     unstacked: int = 0  # the same that looked too little worth, or that JAX cannot make at once
+    loops: int = 0  # loops over stacks that are too long to be written out
     counts: int = 0  # numbers of micro-batches
     twice: int = 0  # the same, of programs that compute values twice
     again: int = 0  # more programs that compute values twice, which were not split

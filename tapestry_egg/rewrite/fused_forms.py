@@ -78,8 +78,9 @@ def forms_with_streams(
     that in blocks of rows; then as many others as have `room` operations, and
     those that `batches` makes of the program, with its attention fused where that is faster; then,
     with `shared`, those whose dims the target's devices can share; and one that gathers less at a
-    time where devices, which may hold `limit` bytes each, are short of memory. The fastest of the
-    program whose loops make products of all rounds at once come before them."""
+    time where devices, which may hold `limit` bytes each, are short of memory; that with loops
+    over stacks written out; and what rules make of a small program without stacks. The fastest of
+    the program whose loops make products of all rounds at once come before them."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
     n, changes, written = target.devices, list[tuple[BlockGraph, RuleStep]](), graph
@@ -124,7 +125,9 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
-    found = (*_with_rows_looked_up(found, target), *_written_out(found[0], target))
+    out, long = _written_out(found[0], target)
+    found = (replace(found[0], left=replace(told, loops=long)), *found[1:])
+    found = (*_with_rows_looked_up(found, target), *out)
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
     at_once = _at_once(written, books, target, budget, least_gain)
@@ -336,17 +339,22 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
     return ()
 
 
-def _written_out(form: Form, target: Target) -> tuple[Form, ...]:
+def _written_out(form: Form, target: Target) -> tuple[tuple[Form, ...], int]:
     """The form with loops written out, on GPUs, if copies of slices of stacks take much of the time
-    of one device: whether devices then turn whole stacks depends on how they share them."""
+    of one device: whether devices then turn whole stacks depends on how they share them. And how
+    many such loops are too long."""
     if target.fusing is None or target.epilogues:
-        return ()
-    copied = 2.0 * sum(written_out.sliced_bytes(form.graph).values())
-    if copied / target.hbm_bytes_per_second < _MUCH * program_seconds(form.graph, target):
-        return ()
+        return (), 0
+    every, chosen = (written_out.sliced_bytes(form.graph, n) for n in (math.inf, written_out.MOST))
+    much = _MUCH * program_seconds(form.graph, target) * target.hbm_bytes_per_second / 2.0
+    if sum(every.values()) < much:
+        return (), 0
+    long = len(every) - len(chosen)
+    if sum(chosen.values()) < much:
+        return (), long
     made = written_out.with_loops_written_out(form.graph)
     step = _step(form.graph, made, target, written_out.RULE, "loops over stacks", "every round")
-    return (form.then(made, step, extra=True),)
+    return (form.then(made, step, extra=True),), long
 
 
 def _changed(

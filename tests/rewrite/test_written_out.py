@@ -161,7 +161,7 @@ def test_other_loops_are_left(name: str) -> None:
     assert bool(again) == ("again" in name)
 
 
-def test_what_is_written_out_is_not_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_written_out_is_not_too_long() -> None:
     """Short loops come first."""
 
     def fn(w: Any, x: Any, b: Any, s: Any) -> Any:
@@ -170,8 +170,22 @@ def test_what_is_written_out_is_not_too_long(monkeypatch: pytest.MonkeyPatch) ->
     graph = te.trace(fn, W, X, BIAS, STACK).graph
     first, second = sliced_bytes(graph)
     assert second < first and sliced_bytes(graph)[first] == W.nbytes
-    monkeypatch.setattr(written_out, "MOST", ROUNDS)
-    assert [*sliced_bytes(graph)] == [first]
+    assert [*sliced_bytes(graph, ROUNDS)] == [first]
+
+
+@pytest.mark.parametrize(("most", "told"), [(16, 0), (15, 1)])
+def test_a_note_counts_loops_that_are_too_long(
+    most: int, told: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fn(w: Any, x: Any) -> Any:
+        return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
+
+    shapes = (8, 2048, 2048), (16, 2048)
+    program = te.trace(fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    assert len(program.graph.operations[-1].regions[0].operations) == 2
+    monkeypatch.setattr(written_out, "MOST", most)
+    notes = te.optimize(program, "h100:1", settings=te.Settings(work=0.1)).notes
+    assert [n.count for n in notes if n.kind == "loops-long"] == [1] * told
 
 
 def test_the_ledger_counts_no_copies_of_what_products_read_where_it_lies() -> None:

@@ -34,7 +34,7 @@ MOST = 4096
 
 def with_loops_written_out(graph: BlockGraph) -> BlockGraph:
     """The program with the loops written out that `sliced_bytes` names; itself without any."""
-    chosen = sliced_bytes(graph)
+    chosen = sliced_bytes(graph, MOST)
     if not chosen:
         return graph
     w = Written(list(graph.values), dict(graph.constants), once=False)
@@ -46,15 +46,15 @@ def with_loops_written_out(graph: BlockGraph) -> BlockGraph:
     return w.program(graph)
 
 
-def sliced_bytes(graph: BlockGraph) -> dict[int, int]:
+def sliced_bytes(graph: BlockGraph, most: float = MOST) -> dict[int, int]:
     """The loops that may be written out -> the bytes of stacks whose slices products read in them.
-    Those of fewest operations come first, up to `MOST` in all."""
+    Those of fewest operations come first, up to `most` in all."""
     found = {
         k: amount
         for k, op in enumerate(graph.operations)
         if op.is_scan and (amount := _bytes_for_products(op))
     }
-    left, kept = MOST, dict[int, int]()
+    left, kept = most, dict[int, int]()
     for k in sorted(found, key=lambda k: (_length(graph.operations[k]), k)):
         left -= _length(graph.operations[k])
         if left >= 0:
