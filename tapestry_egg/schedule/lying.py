@@ -266,7 +266,7 @@ def _renewed_state(state: Instance, program: FlatProgram, readers: _Readers) -> 
     (new,), (v,) = state.inputs, state.outputs
     first, parts, operands = None, set[FlatId](), _Operands()
     while True:
-        seen, todo, last, writes = [v], [v], -1, list[InstanceId]()
+        seen, todo, writes = [v], [v], list[InstanceId]()
         while todo:
             w = todo.pop()
             for i in readers.get(w, ()):
@@ -276,7 +276,6 @@ def _renewed_state(state: Instance, program: FlatProgram, readers: _Readers) -> 
                 if w == v and _writes_into(x, v):
                     writes.append(i)
                     continue
-                last = max(last, i)
                 if _is_part(x, program):
                     seen += x.outputs
                     todo += x.outputs
@@ -284,7 +283,7 @@ def _renewed_state(state: Instance, program: FlatProgram, readers: _Readers) -> 
                     operands += _multiplied(x, w)
         if first is not None:
             parts.update(seen)
-        if v == new or len(writes) != 1 or last > writes[0]:
+        if v == new or len(writes) != 1:
             break
         (v,) = program.instances[writes[0]].outputs
         first = v if first is None else first

@@ -83,7 +83,7 @@ def decoder_at(place: Any, negative: bool = True) -> Any:
     return fn
 
 
-PLACES = (np.int32(-12), np.int32(-3), np.int32(7), np.int8(5), np.uint8(200))
+PLACES = (np.int32(-12), np.int32(-3), np.int32(7), np.int8(5), np.uint8(200), np.uint32(4e9))
 
 
 def changing_places(w: Any, x: Any, b: Any, s: Any) -> Any:
