@@ -490,7 +490,7 @@ def one_row(c: Any) -> Any:
 #: What reads a cache, before and after a row is written, and whether it is turned for that long.
 RENEWED: dict[str, tuple[Callable[..., Any], bool]] = {
     "read when it is written": (lambda c, q: ((c := one_row(c)), scored(q, c)), True),
-    "read before": (lambda c, q: ((s := scored(q, c)), one_row(c))[::-1], False),
+    "read before": (lambda c, q: (scored(q, c), one_row(c))[::-1], False),
     "the old one read behind": (
         lambda c, q: ((d := one_row(c)), scored(scored(q, d)[..., : CACHE[3]], c)),
         False,
