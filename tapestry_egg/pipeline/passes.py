@@ -30,6 +30,7 @@ from tapestry_egg.rewrite.fused_forms import Batched, batched, forms_with_stream
 from tapestry_egg.rewrite.operand_rounding import rounded
 from tapestry_egg.rewrite.recomputation.second_places import second_places
 from tapestry_egg.rewrite.recompute import recomputing, second_step
+from tapestry_egg.rewrite.streams import written_out
 from tapestry_egg.schedule.schedules import Schedule, scheduled
 from tapestry_egg.schedule.traffic import traffic_of
 from tapestry_egg.shard.encode import encode
@@ -112,15 +113,15 @@ def quickly(
 ) -> tuple[tuple[MeshShape, ...], tuple[Note, ...]]:
     """The mesh shapes to search where time is short, and what a front says of the others.
 
-    A mesh of one axis has no layouts that one of two axes on the same devices lacks, nor has the
-    user's own mesh any that those lack that divide its axes. Very long programs are searched on few
-    axes only.
+    The user's own mesh has no layouts that those lack that divide its axes. A mesh of one axis has
+    none that one of two on the same devices lacks, but its best plan is found sooner. Very long
+    programs are searched on few axes only.
     """
     axes: dict[int, list[int]] = {}  # of the meshes of so many devices
     for shape in shapes:
         axes.setdefault(shape.devices, []).append(len(shape.sizes))
-    end = min if long else max
-    few = tuple([s for s in shapes if len(s.sizes) == end(axes[s.devices])])
+    ends = (min,) if long else (min, max)
+    few = tuple([s for s in shapes if len(s.sizes) in {end(axes[s.devices]) for end in ends}])
     if not long or len(few) == len(shapes):
         return few, ()
     least = min(map(min, axes.values()))
@@ -186,8 +187,8 @@ def find_forms(state: State) -> State:
     timeline = tuple(replace(tick, subject="algebra") for tick in found[0].timeline)
     every = found
     if not q.wide:  # the cheapest, second if there is another than the given one
-        split = tuple([f for f in found if any(map(is_split, f.rules))])
-        found = (*found[:2][-1:], *split) if found[:2][-1:] != split[:1] else (found[0], *split)
+        kept = tuple([f for f in found if any(_is_searched_soon(r) for r in f.rules)])
+        found = (*found[:2][-1:], *kept) if found[:2][-1:] != kept[:1] else (found[0], *kept)
     given = state.forms[0]
     found = tuple([replace(f, graph=_compiled(f.graph, q)) for f in found])
     # What was made of the form as given is not made again.
@@ -205,6 +206,11 @@ def find_forms(state: State) -> State:
         *omissions.of_forms(every, len(found)),
         *omissions.of_clock(late, q.settings.algebra.seconds),
     )
+
+
+def _is_searched_soon(rule: str) -> bool:
+    """Whether forms of such a rule are searched where one plan is wanted soon."""
+    return rule == written_out.RULE or is_split(rule)
 
 
 def _in_micro_batches(form: Form, q: Question) -> Batched:

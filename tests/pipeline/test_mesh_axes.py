@@ -69,7 +69,7 @@ def test_which_meshes_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
     assert axes(state) == [1, 2, 2, 3]
     assert axes(posed(target="h100:8")) == [1, 2]
     assert axes(posed(settings=replace(BRIEF, max_axes=2))) == [1, 2, 2]
-    assert axes(posed(settings=replace(BRIEF, front=False))) == [2, 2]
+    assert axes(posed(settings=replace(BRIEF, front=False))) == [1, 2, 2]
     assert axes(posed(mesh=te.MeshShape(("data", "model"), (2, 4)))) == [2, 3]
     monkeypatch.setattr(passes, "THREE_AXES", 20_000)
     assert axes(posed()) == [1, 2, 2]

@@ -204,7 +204,8 @@ def test_the_ledger_counts_no_copies_of_what_products_read_where_it_lies() -> No
         audit(plan)
 
 
-def test_a_decoding_step_reads_its_weights_and_caches_once() -> None:
+@pytest.mark.parametrize("front", [True, False])
+def test_a_decoding_step_reads_its_weights_and_caches_once(front: bool) -> None:
     """The fastest plan for H100 says so, and XLA holds what it promises."""
     layers, rows, size, places, heads, queries = 8, 32, 1024, 1024, 8, 4
 
@@ -226,7 +227,7 @@ def test_a_decoding_step_reads_its_weights_and_caches_once() -> None:
     arguments = weights, cache, jax.ShapeDtypeStruct((rows, size), f32)
     program = te.trace(step, *arguments, jax.ShapeDtypeStruct((), jnp.int32), donate_argnums=1)
     meshes = [MeshShape(("x",), (8,))]
-    asked: Any = {"mesh_shapes": meshes, "settings": te.Settings(work=1)}
+    asked: Any = {"mesh_shapes": meshes, "settings": te.Settings(work=1, front=front)}
     plan = te.optimize(program, "h100:8", **asked)[0]
     other = te.optimize(program, "h100:8", books=["sharding", "collectives"], **asked)[0]
     assert RULE in plan.rules and plan.costs.seconds < 0.8 * other.costs.seconds
