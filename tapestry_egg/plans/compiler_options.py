@@ -1,9 +1,10 @@
 """Options of XLA's compiler that a plan counts on.
 
 A plan says which collectives are one, and, where seconds count on it, which run beside kernels.
-XLA for GPUs merges collectives up to so many bytes, and hides them where its scheduler is told to
-(`xla/debug_options_flags.cc`). XLA for TPUs hides them as it likes, in so much memory. Nothing
-else is ever set, whatever a plan's file says.
+XLA for GPUs merges collectives up to so many bytes, and hides them where its scheduler is told to;
+of products that share an operand it makes one (`xla/debug_options_flags.cc`, `DotMerger`). XLA for
+TPUs hides collectives as it likes, in so much memory. Nothing else is ever set, whatever a plan's
+file says.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 _MERGED = "xla_gpu_{}_combine_threshold_bytes"
 _BESIDE = "xla_gpu_enable_latency_hiding_scheduler"
 _FREELY = 1 << 17  # bytes that may be merged though no plan says so
+# Products of up to so many MiB are made one, if they share an operand.
+_PRODUCTS = "xla_gpu_dot_merger_threshold_mb"
 _PERCENT = "xla_tpu_scheduler_percent_shared_memory_limit"
 
 #: JAX's names of platforms that XLA's compiler for GPUs serves.
@@ -40,6 +43,9 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
     launches, but for where collectives run beside kernels: those that wait for others are beside
     nothing. XLA is told of every kind, also of those that the machine, which a file describes, has
     none merged of: it would merge them up to 30 MiB.
+
+    No products are merged: what they do not share, as the weights of queries, keys and values,
+    would be copied into one array at each step, which no plan counts.
     """
     machine = plan.origin.machine if plan.origin else None
     if machine is None:
@@ -57,6 +63,7 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
     for (kind, _), payload in together.items():
         most[kind] = max(most[kind], payload)
     merged: dict[str, int | bool] = {_MERGED.format(k): n for k, n in most.items()}
+    merged[_PRODUCTS] = 0
     return {_BESIDE: True, **merged} if beside else merged
 
 

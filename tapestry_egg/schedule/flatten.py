@@ -109,10 +109,14 @@ class FlatProgram:
     @cached_property
     def renewing(self) -> frozenset[FlatId]:
         """The values that the program is given, and what these are once parts of them are written
-        anew."""
+        anew: in loops, too, whose rounds all read them or renew them."""
         found = set(self.given)
         for x in self.instances:
-            if any(x.inputs[p] in found for p in x.signature.writes[:1]):
+            if x.port in ("invariant", "carry"):
+                known = x.inputs[0] in found
+            else:
+                known = any(x.inputs[p] in found for p in x.signature.writes[:1])
+            if known:
                 found.update(x.outputs)
         return frozenset(found)
 

@@ -168,12 +168,13 @@ class Lives:
             return False
         if root.port == "carry" and v != root.outputs[-1]:  # where what the loop leaves will be
             return v == root.outputs[-2] and self._is_copied(u)
-        if any(self._in_place(v, old, self._under(v)) for old in self._rounds.get(v, [])):
+        olds = (*self._rounds.get(v, []), *self._written_before.get(v, []))
+        if any(self._in_place(v, old, self._under(v)) for old in olds):
             return False
-        olds = self._renewed.get(v, [])
-        if not olds or root.port in ("input", "state", "stream", "branch"):
+        states = self._renewed.get(v, [])
+        if not states or root.port in ("input", "state", "stream", "branch"):
             return True
-        return not self._is_next(v, olds[-1])
+        return not self._is_next(v, states[-1])
 
     def turned(self, v: int) -> tuple[Turned, int, int] | None:
         """Where v is in an old state's place and may be turned while it is renewed: from which tick
@@ -502,23 +503,37 @@ class Lives:
         return found
 
     @cached_property
+    def _written_before(self) -> dict[int, list[tuple[int, ...]]]:
+        """What parts were written into in a round, before its next value was there -> what that
+        round has in its place."""
+        found: dict[int, list[tuple[int, ...]]] = {}
+        for v, olds in self._rounds.items():
+            for old in olds:
+                for before in self._begun_with(v, old, self._under):
+                    if before in old:
+                        break
+                    found.setdefault(before, []).append(old)
+        return found
+
+    @cached_property
     def _renewed(self) -> dict[int, list[int]]:
         """New state -> the old ones whose place it takes."""
         found: dict[int, list[int]] = {}
         for unit in self.schedule.units:
             if (x := self._root(unit)).port == "state":
-                new = constrained_source(self.schedule, x.inputs[0])
-                found.setdefault(new, []).append(x.outputs[0])
-                for before in self._begun_with(new, x.outputs[0]):
-                    found.setdefault(before, []).append(x.outputs[0])
+                new, old = constrained_source(self.schedule, x.inputs[0]), x.outputs[0]
+                for v in (new, *self._begun_with(new, (old,), self._alike)):
+                    found.setdefault(v, []).append(old)
         return found
 
-    def _begun_with(self, v: int, old: int) -> list[int]:
-        """What the loop that leaves v in an old state's place began with, or what v was written
-        into, if nothing else reads that later: it is where v is. And what that was begun with, from
-        one to the one before."""
+    def _begun_with(
+        self, v: int, old: tuple[int, ...], over: Callable[[int], set[int]]
+    ) -> list[int]:
+        """What the loop that leaves v in an old one's place began with, or what v was written into,
+        if nothing else reads that later: it is where v is. And what that was begun with, from one
+        to the one before; each may be written `over` the values that this says."""
         found: list[int] = []
-        while self._is_next(v, old):
+        while self._in_place(v, old, over(v)):
             x = self.root(u := self.maker[v])
             carried = x.port == "carry" and v == x.outputs[-1]
             begun = x.inputs[0] if carried else self._renewing.get(u)

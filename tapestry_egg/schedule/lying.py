@@ -253,7 +253,8 @@ def _carried(
         v = todo.pop()
         seen.add(v)
         for x in (program.instances[i] for i in readers.get(v, ())):
-            if _writes_into(x, v) or (x.port == "stream" and x.inputs in slices):
+            sliced = x.port == "stream" and x.inputs in slices
+            if sliced or _writes_into(x, v) or _is_part(x, program):
                 todo += [w for w in x.outputs if w not in seen]
             else:
                 operands += _multiplied(x, v)

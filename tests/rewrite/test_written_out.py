@@ -14,6 +14,7 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.rewrite.changes import changed, is_change
 from tapestry_egg.rewrite.streams import written_out
@@ -117,6 +118,49 @@ def test_a_loop_written_out_gives_the_same_numbers(fn: Callable[..., Any]) -> No
     }
 
 
+def tokens(w: Any, x: Any, b: Any, s: Any) -> Any:
+    """A loop of another one's rounds, whose stack it carries on."""
+
+    def one(c: Any, _: Any) -> Any:
+        x, s = decoder(w, *c[:1], b, c[1])
+        return (x / 4, s), x.sum()
+
+    return lax.scan(one, (x, s), None, length=3)
+
+
+NESTED: dict[str, Callable[..., Any]] = {
+    "in a scan": tokens,
+    "in a while": lambda w, x, b, s: lax.while_loop(
+        lambda c: c[0] < b[0] + 3, lambda c: (c[0] + 1, layers(w, c[1], b, s)[0]), (0, x)
+    ),
+    "in a branch": lambda w, x, b, s: lax.cond(
+        b[0] > 9, lambda x: x, lambda x: layers(w, x, b, s)[0], x
+    ),
+    "in two": lambda w, x, b, s: lax.fori_loop(
+        0, 2, lambda _, c: tokens(w, c[0], b, c[1])[0], (x, s)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NESTED)
+def test_loops_inside_others_are_written_out(name: str) -> None:
+    graph = te.trace(NESTED[name], W, X, BIAS, STACK).graph
+    made = with_loops_written_out(graph)
+    assert sliced_bytes(graph) and not sliced_bytes(made)
+    verify_graph(made)
+    given = W, X, BIAS, STACK
+    wanted = jax.tree.leaves(jax.jit(NESTED[name])(*given))
+    for a, b in zip(jax.tree.leaves(emit(made)(*given)), wanted, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+def test_rounds_of_the_loop_outside_count() -> None:
+    (alone,), (inside,) = (
+        sliced_bytes(te.trace(fn, W, X, BIAS, STACK).graph).values() for fn in (decoder, tokens)
+    )
+    assert inside == 3 * alone
+
+
 def printed(w: Any, x: Any, b: Any, s: Any) -> Any:
     def body(x: Any, w: Any) -> Any:
         jax.debug.print("{}", x[0, 0])
@@ -204,8 +248,8 @@ def test_the_ledger_counts_no_copies_of_what_products_read_where_it_lies() -> No
         audit(plan)
 
 
-@pytest.mark.parametrize("front", [True, False])
-def test_a_decoding_step_reads_its_weights_and_caches_once(front: bool) -> None:
+@pytest.mark.parametrize(("front", "tokens"), [(True, 1), (False, 1), (False, 3)])
+def test_a_decoding_step_reads_its_weights_and_caches_once(front: bool, tokens: int) -> None:
     """The fastest plan for H100 says so, and XLA holds what it promises."""
     layers, rows, size, places, heads, queries = 8, 32, 1024, 1024, 8, 4
 
@@ -217,8 +261,13 @@ def test_a_decoding_step_reads_its_weights_and_caches_once(front: bool) -> None:
             a = jax.nn.softmax(jnp.einsum("bhqk,bthk->bhqt", q, k), -1)
             return x + jnp.einsum("bhqt,bthk->bhqk", a, k).reshape(rows, -1) @ v, k
 
-        x, cache = lax.scan(block, x, (*p, cache))
-        return x, cache
+        def one(c: Any, _: Any) -> Any:
+            x, cache = c
+            return lax.scan(block, x, (*p, cache)), None
+
+        if tokens == 1:
+            return one((x, cache), None)[0]
+        return lax.scan(one, (x, cache), None, tokens)[0]
 
     f32, wide = jnp.float32, queries * size
     shapes = (size, wide), (size, size), (wide, size)

@@ -11,6 +11,7 @@ A loop is written out if a device reads enough of such slices, and what comes of
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -32,34 +33,54 @@ RULE = "loops-written-out"
 MOST = 4096
 
 
+#: Where an operation is: its place in the program, or in a region of the operation at another.
+Place = tuple[int, ...]
+# A loop there, and the bytes that products read of its stacks in all its runs.
+_Loop = tuple[Place, Operation, int]
+
+
 def with_loops_written_out(graph: BlockGraph) -> BlockGraph:
     """The program with the loops written out that `sliced_bytes` names; itself without any."""
-    chosen = sliced_bytes(graph, MOST)
-    if not chosen:
+    return _with_those(graph, frozenset(sliced_bytes(graph, MOST)))
+
+
+def _with_those(graph: BlockGraph, chosen: Collection[Place], within: Place = ()) -> BlockGraph:
+    """A program, or the region of that place, with the chosen loops written out; itself without."""
+    if not any(place[: len(within)] == within for place in chosen):
         return graph
     w = Written(list(graph.values), dict(graph.constants), once=False)
     for k, op in enumerate(graph.operations):
-        if k in chosen:
+        if (*within, k) in chosen:
             _write_out(w, op)
-        else:
-            w.operations.append(replace(op, inputs=w.read(op.inputs)))
+            continue
+        inside = (_with_those(r, chosen, (*within, k, n)) for n, r in enumerate(op.regions))
+        w.operations.append(replace(op, inputs=w.read(op.inputs), regions=tuple(inside)))
     return w.program(graph)
 
 
-def sliced_bytes(graph: BlockGraph, most: float = MOST) -> dict[int, int]:
-    """The loops that may be written out -> the bytes of stacks whose slices products read in them.
-    Those of fewest operations come first, up to `most` in all."""
-    found = {
-        k: amount
-        for k, op in enumerate(graph.operations)
-        if op.is_scan and (amount := _bytes_for_products(op))
-    }
-    left, kept = most, dict[int, int]()
-    for k in sorted(found, key=lambda k: (_length(graph.operations[k]), k)):
-        left -= _length(graph.operations[k])
+def sliced_bytes(graph: BlockGraph, most: float = MOST) -> dict[Place, int]:
+    """The loops that may be written out, in other loops as well -> the bytes of stacks whose slices
+    products read in them. Those of fewest operations come first, up to `most` in all."""
+    found = {place: (op, amount) for place, op, amount in _loops(graph)}
+    left, kept = most, dict[Place, int]()
+    for place in sorted(found, key=lambda k: (_length(found[k][0]), k)):
+        op, amount = found[place]
+        left -= _length(op)
         if left >= 0:
-            kept[k] = found[k]
+            kept[place] = amount
     return kept
+
+
+def _loops(graph: BlockGraph, within: Place = (), runs: int = 1) -> Iterator[_Loop]:
+    """The loops of a program, or of a region that runs so often, that may be written out."""
+    for k, op in enumerate(graph.operations):
+        place = (*within, k)
+        amount = _bytes_for_products(op) if op.is_scan else 0
+        if amount:
+            yield place, op, runs * amount
+        elif op.remat is None:
+            for n, region in enumerate(op.regions):
+                yield from _loops(region, (*place, n), runs * op.rounds)
 
 
 def _length(op: Operation) -> int:
