@@ -225,7 +225,8 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
     ),
     "loops-long": (
         "space",
-        "{count:loop} over stacks written out, as all that are come to 4096 operations at most",
+        "{count:loop} over stacks written out: all that are come to 4096 operations at most, "
+        "or to 512 with front=False",
         "",
     ),
     "batch-whole": ("space", "micro-batches, because {operation} needs the whole batch", ""),

@@ -69,9 +69,9 @@ class Settings:
     is, where memory is short, what computes values a second time. A search ends early where every
     plan is within the share `gap` of its bound. It runs on `workers` processors (None: all).
     Without `front` only the fastest plan is looked for: among the plans of the form that takes
-    least on one device, of that with loops written out, and of one that computes values again if
-    memory is short for that plan; on meshes of one axis and of the most axes. If none is within the
-    limits, the search goes on with all that a front is made of, until one is.
+    least on one device, of that with short loops written out, and of one that computes values again
+    if memory is short for that plan; on meshes of one axis and of the most axes. If none is within
+    the limits, the search goes on with all that a front is made of, until one is.
 
     With `overlap` seconds are a longest path, in which collectives run beside kernels as far as the
     target's file lets them and their bytes are in memory from where they are issued; without it

@@ -125,7 +125,7 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
-    out, long = _written_out(found[0], target)
+    out, long = _written_out(found[0], target, written_out.MOST if slower else written_out.FEW)
     found = (replace(found[0], left=replace(told, loops=long)), *found[1:])
     found = (*_with_rows_looked_up(found, target), *out)
     for before, step in reversed(changes):
@@ -339,20 +339,20 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
     return ()
 
 
-def _written_out(form: Form, target: Target) -> tuple[tuple[Form, ...], int]:
-    """The form with loops written out, on GPUs, if copies of slices of stacks take much of the time
-    of one device: whether devices then turn whole stacks depends on how they share them. And how
-    many such loops are too long."""
+def _written_out(form: Form, target: Target, most: int) -> tuple[tuple[Form, ...], int]:
+    """The form with loops written out, at most so many operations, on GPUs, if copies of slices of
+    stacks take much of the time of one device: whether devices then turn whole stacks depends on
+    how they share them. And how many such loops are too long."""
     if target.fusing is None or target.epilogues:
         return (), 0
-    every, chosen = (written_out.sliced_bytes(form.graph, n) for n in (math.inf, written_out.MOST))
+    every, chosen = (written_out.sliced_bytes(form.graph, n) for n in (math.inf, most))
     much = _MUCH * program_seconds(form.graph, target) * target.hbm_bytes_per_second / 2.0
     if sum(every.values()) < much:
         return (), 0
     long = len(every) - len(chosen)
     if sum(chosen.values()) < much:
         return (), long
-    made = written_out.with_loops_written_out(form.graph)
+    made = written_out.with_loops_written_out(form.graph, most)
     step = _step(form.graph, made, target, written_out.RULE, "loops over stacks", "every round")
     return (form.then(made, step, extra=True),), long
 

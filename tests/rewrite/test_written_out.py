@@ -217,9 +217,10 @@ def test_what_is_written_out_is_not_too_long() -> None:
     assert [*sliced_bytes(graph, ROUNDS)] == [first]
 
 
+@pytest.mark.parametrize(("limit", "front"), [("MOST", True), ("FEW", False)])
 @pytest.mark.parametrize(("most", "told"), [(16, 0), (15, 1)])
 def test_a_note_counts_loops_that_are_too_long(
-    most: int, told: int, monkeypatch: pytest.MonkeyPatch
+    most: int, told: int, limit: str, front: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fn(w: Any, x: Any) -> Any:
         return lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, w)[0]
@@ -227,8 +228,8 @@ def test_a_note_counts_loops_that_are_too_long(
     shapes = (8, 2048, 2048), (16, 2048)
     program = te.trace(fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
     assert len(program.graph.operations[-1].regions[0].operations) == 2
-    monkeypatch.setattr(written_out, "MOST", most)
-    notes = te.optimize(program, "h100:1", settings=te.Settings(work=0.1)).notes
+    monkeypatch.setattr(written_out, limit, most)
+    notes = te.optimize(program, "h100:1", settings=te.Settings(work=0.1, front=front)).notes
     assert [n.count for n in notes if n.kind == "loops-long"] == [1] * told
 
 
