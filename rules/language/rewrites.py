@@ -537,7 +537,8 @@ def defaults(
 
 
 def spelled(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters with dtypes, enums and implementations in the form of `tracing/codec.py`."""
+    """Parameters with dtypes, enums, primitives and implementations as `tracing/codec.py` has
+    them."""
     out = dict(params)
     for key in ("new_dtype", "preferred_element_type", "index_dtype", "dtype"):
         if isinstance(out.get(key), str):
@@ -548,8 +549,9 @@ def spelled(params: Mapping[str, Any]) -> dict[str, Any]:
             out[key] = _member(enum, value)
         elif isinstance(value, list | tuple):
             out[key] = [_member(enum, v) if isinstance(v, str) else v for v in value]
-    if isinstance(out.get("impl"), str):
-        out["impl"] = {"$key_impl": out["impl"]}
+    for key, form in (("impl", "$key_impl"), ("select_prim", "$primitive")):
+        if isinstance(out.get(key), str):
+            out[key] = {form: out[key]}
     return out
 
 

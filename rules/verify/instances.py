@@ -21,13 +21,10 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.terms.requests import Applied, Catalogue
 from tapestry_egg.rules.language.book import Rule
-from tapestry_egg.rules.language.rewrites import defaults
 
-from .admitted import jax_takes
 from .examples import example_graph
 from .laws import Node, Side
-from .proposals import BY_ARITY, propose, slice_beside
-from .samples import DTYPES, LONGEST, MOST_ELEMENTS, Draw, chosen
+from .samples import DTYPES, LONGEST, MOST_ELEMENTS, Draw, chosen, drawable, propose
 from .unlike import Unlike
 from .values import named_dtypes
 
@@ -238,7 +235,8 @@ def _draw(
         dtype, rank = side.tensors[name]
         if draw.chance(_GUARDED):
             own = dtype if dtype in DTYPES else usual
-            types[name] = inputs[name] = TensorType(draw.shape(None if rank < 0 else rank), own)
+            shape = draw.shape() if rank < 0 else draw.shape(rank)
+            types[name] = inputs[name] = TensorType(shape, own)
     for node in side.nodes:
         known = [types.get(o) for o in node.operands]
         entry = applied.get(node.signature)
@@ -280,15 +278,13 @@ def _apply(
     applied: Mapping[str, Applied],
     draw: Draw,
 ) -> Applied | None:
-    allowed = side.kernels[node.signature] or BY_ARITY.get(len(known), ())
+    allowed = side.kernels[node.signature] or drawable(len(known))
     if not allowed:
         return None
     alike = [a for a in applied.values() if a.kernel in allowed and len(a.inputs) == len(known)]
-    beside = [a for a in alike if a.kernel == "slice" and known[0] == a.inputs[0]]
-    if beside and draw.chance(0.5):
-        model = draw.rng.choice(beside)
-        return applied_to("slice", slice_beside(model.params, model.inputs[0], draw), model.inputs)
-    if alike and draw.chance(0.6):
+    beside = [a for a in alike if list(a.inputs) == list(known)]
+    other = draw.rng.choice(beside) if beside and draw.chance(0.5) else None
+    if alike and other is None and draw.chance(0.6):
         model = draw.rng.choice(alike)
         # The same types, or in another order, as parts of other lengths that make up as much.
         types = model.inputs if draw.chance(0.8) else model.inputs[::-1]
@@ -296,13 +292,10 @@ def _apply(
         entry = applied_to(model.kernel, model.params, inputs)
         if entry is not None and (len(allowed) == 1 or draw.chance(0.8)):
             return entry
-    kernel = draw.rng.choice(allowed)
+    kernel = other.kernel if other else draw.rng.choice(allowed)
     said = {k: v for k, v in side.params[node.signature].items() if draw.chance(_SAID)}
-    proposal = propose(kernel, known, draw, said)
-    if proposal is None:
-        return None
-    params, inputs = proposal
-    return applied_to(kernel, defaults(kernel, params, inputs), inputs)
+    proposal = propose(kernel, known, draw, said, other.params if other else None)
+    return proposal and applied_to(kernel, *proposal)
 
 
 def applied_to(
@@ -310,7 +303,7 @@ def applied_to(
 ) -> Applied | None:
     """A kernel on operands of these types; None where no template fits, or not with one output."""
     try:
-        if not jax_takes(kernel, params, inputs):
+        if not registry.valid(kernel, params, inputs):
             return None
         types = registry.output_types(kernel, params, inputs)
     except TemplateError:
@@ -423,7 +416,7 @@ def _matches(
         )
         for op in graph.operations
         if len(op.outputs) == 1
-        and jax_takes(op.kernel, op.params, [graph.values[v] for v in op.inputs])
+        and registry.valid(op.kernel, op.params, [graph.values[v] for v in op.inputs])
     ]
     made = {n.name for n in side.nodes}
 

@@ -1,8 +1,8 @@
 """Samples: random operations of any kernel, made of what its template says.
 
 Shapes come of the patterns of operands, dtypes and parameters of `samples:`. So a kernel of one's
-own is drawn as those that ship are. Kernels whose parameters are more than a list of choices have
-proposals of their own beside this (`proposals.py`).
+own is drawn as those that ship are. Odd cases are drawn on purpose and often: extents of 1, scalars
+that broadcast, identity permutations, whole slices, repeated sizes.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from tapestry_egg.metakernels.binding import places
 from tapestry_egg.metakernels.language.faults import Mismatch
 from tapestry_egg.metakernels.language.patterns import Axis, bind
 from tapestry_egg.metakernels.language.scopes import Names
-from tapestry_egg.metakernels.language.template import Template
+from tapestry_egg.metakernels.language.template import Operand, Template
 from tapestry_egg.metakernels.registry import allowed
-from tapestry_egg.metakernels.signatures.parameters import readable
+from tapestry_egg.metakernels.signatures.parameters import plain, readable
+from tapestry_egg.rules.language.rewrites import defaults
 
 NOTHING: Mapping[str, Any] = {}
 #: What stands for a kind of dtypes where a tensor has another.
@@ -38,18 +39,33 @@ _USUAL = {
 }
 
 
-def sampled(
-    kernel: str, known: Known, draw: Draw, said: Mapping[str, Any] = NOTHING
+def propose(
+    kernel: str,
+    known: Known,
+    draw: Draw,
+    said: Mapping[str, Any] = NOTHING,
+    other: Mapping[str, Any] | None = None,
 ) -> Proposal | None:
     """An operation of this kernel whose operands have the types that are known, and some of whose
-    parameters are `said`; None where its template has none, or none was found."""
+    parameters are `said`; None where its template has none, or none was found. `other` are the
+    parameters of an operation of this kernel that reads the same."""
     fits = [t for t in registry.templates().get(kernel, ()) if _takes(t, len(known))]
     if not fits:
         return None
     try:
-        return _operation(draw.rng.choice(fits), kernel, known, draw, said)
+        params, types = _Operation(draw.rng.choice(fits), kernel, known, draw, said, other).made()
+        return defaults(kernel, params, types), types
     except (Mismatch, TemplateError):  # its shapes are none of the template's
         return None
+
+
+def drawable(count: int) -> tuple[str, ...]:
+    """Every kernel of so many operands and one result."""
+    return tuple(
+        kernel
+        for kernel, entries in registry.templates().items()
+        if any(_takes(t, count) and len(t.outputs) == 1 and not t.outputs[0].count for t in entries)
+    )
 
 
 def _takes(template: Template, count: int) -> bool:
@@ -58,51 +74,109 @@ def _takes(template: Template, count: int) -> bool:
     return count == len(template.inputs) or count == fixed or (many and count > fixed)
 
 
-def _operation(
-    template: Template, kernel: str, known: Known, draw: Draw, said: Mapping[str, Any]
-) -> Proposal | None:
-    names = Names({})
-    names["$kernel"] = kernel
-    shapes = _shapes(template, known, names, draw)
-    types: list[TensorType | None] = list(known)
-    usual = next((t.dtype for t in known if t is not None), draw.dtype)
-    static = _dtypes(template, kernel, len(known))
-    if known and known[0] is None and static[0] and not allowed(usual, static[0]):
-        usual = chosen(static[0], draw)  # which the other operands have, too
+class _Operation:
+    """An operation as it is drawn: operands get their types, and parameters their values, in the
+    order of `samples:`."""
 
-    def give(name: str, dtypes: Sequence[str]) -> bool:
-        """Choose the dtype of an operand that is open; whether that of one that is known fits."""
-        own = places(template, name, len(known))
+    def __init__(
+        self,
+        template: Template,
+        kernel: str,
+        known: Known,
+        draw: Draw,
+        said: Mapping[str, Any],
+        other: Mapping[str, Any] | None,
+    ) -> None:
+        self.template, self.draw, self.said = template, draw, said
+        self.types = list(known)
+        self.own = {o.name: places(template, o.name, len(known)) for o in template.inputs}
+        self.bound: dict[str, Any] = {}
+        self.names = Names({f"${k}": value for k, value in template.let.items()})
+        self.names.update({"$kernel": kernel, "$draw": draw, "$other": readable(other)})
+        self.names.update((f"${k}", readable(v)) for k, v in said.items())
+        for operand in template.inputs:
+            self._bind(operand, [t.shape for p in self.own[operand.name] if (t := known[p])])
+        self.usual = next((t.dtype for t in known if t is not None), draw.dtype)
+        static = _dtypes(template, kernel, len(known))
+        if known and known[0] is None and static[0] and not allowed(self.usual, static[0]):
+            self.usual = chosen(static[0], draw)  # which the other operands have, too
+
+    def _bind(self, operand: Operand, shapes: Sequence[tuple[int, ...]]) -> None:
+        """Bind the names of the operand's pattern, and the operand's own. Raises Mismatch."""
+        if operand.pattern is not None and shapes:
+            bind([(operand.pattern, shapes)], self.bound, self.names)
+        self.names.update(self.bound)
+        given = tuple(self.types[p] for p in self.own[operand.name])
+        self.names[f"${operand.name}"] = given if operand.many else given[0] if given else None
+
+    def made(self) -> Proposal:
+        """Parameters and types. Raises Mismatch where none fit what is known."""
+        rows, operands = self.template.samples, {o.name: o for o in self.template.inputs}
+        for name, operand in operands.items():
+            if name not in rows and f"{name}.shape" not in rows:
+                word = operand.dtype and "$" not in operand.dtype.text and operand.dtype(self.names)
+                self._give(operand, (word,) if isinstance(word, str) else word or ())
+        params = dict(self.said)
+        shapes: dict[int, tuple[int, ...]] = {}
+        for name, text in rows.items():
+            first, _, last = name.partition(".")
+            if name in ("when", "unlike"):  # of whole operations (`registry.takes`, `unlike`)
+                continue
+            if last:
+                for p in self.own[first]:
+                    if self.types[p] is None:
+                        shapes[p] = text(self.names)
+                if first not in rows:
+                    self._give(operands[first], (), shapes)
+            elif name in operands:
+                self._give(operands[name], text(self.names), shapes)
+            elif name.startswith("$"):
+                if name not in self.bound:
+                    self.names[name] = self.bound[name] = text(self.names)
+            elif name not in self.said:
+                value = text(self.names)
+                _need(value)  # else there is nothing that it could be, of operands of these shapes
+                self.names[f"${name}"] = value = self.draw.rng.choice(value)
+                params[name] = plain(value)
+        return params, [t for t in self.types if t is not None]
+
+    def _give(
+        self,
+        operand: Operand,
+        dtypes: Sequence[str],
+        shapes: Mapping[int, tuple[int, ...]] = NOTHING,  # type: ignore[assignment]
+    ) -> None:
+        """Choose the types of an operand that are open. Raises Mismatch if one that is known does
+        not fit."""
+        own = self.own[operand.name]
         for p in own:
-            if types[p] is None:
-                dtype = usual if allowed(usual, dtypes) else chosen(dtypes, draw)
-                types[p] = TensorType(shapes[p], dtype)
-        given = tuple(t for p in own if (t := types[p]) is not None)
-        many = any(o.name == name and o.many for o in template.inputs)
-        names[f"${name}"] = given if many else given[0] if given else None
-        return all(allowed(t.dtype, dtypes) for t in given)
+            if self.types[p] is None:
+                alike = [t.dtype for q in own if (t := self.types[q])] or [self.usual]
+                dtype = alike[0] if allowed(alike[0], dtypes) else chosen(dtypes, self.draw)
+                shape = shapes[p] if p in shapes else self._shape(operand)
+                self.types[p] = TensorType(shape, dtype)
+                self._bind(operand, [shape] if p in shapes else [])
+        self._bind(operand, [])
+        _need(all(allowed(t.dtype, dtypes) for p in own if (t := self.types[p])))
 
-    for operand in template.inputs:
-        if operand.name not in template.samples:
-            word = operand.dtype and "$" not in operand.dtype.text and operand.dtype(names)
-            give(operand.name, (word,) if isinstance(word, str) else word or ())
-    params = dict(said)
-    names.update((f"${k}", readable(v)) for k, v in said.items())
-    for name, text in template.samples.items():
-        if name in said:
-            continue
-        value = text(names)
-        if name == "when":
-            if not value:
-                return None
-        elif any(o.name == name for o in template.inputs):
-            if not give(name, value):
-                return None
-        elif value:
-            params[name] = names[f"${name}"] = draw.rng.choice(value)
-        else:
-            return None  # nothing that the parameter could be, of operands of these shapes
-    return params, [t for t in types if t is not None]
+    def _shape(self, operand: Operand) -> tuple[int, ...]:
+        """A shape as the pattern says; without one as other operands have, or that stretches to
+        theirs."""
+        if operand.pattern is not None:
+            return _of(operand.pattern.axes(), self.bound, self.names, self.draw)
+        model = next((t.shape for t in self.types if t is not None), None)
+        if model is None or (not model and self.draw.chance(0.5)):
+            return self.draw.shape()
+        if operand.many or self.draw.chance(0.66):
+            return model
+        if self.draw.chance(0.66):
+            return ()
+        return tuple(1 if self.draw.chance(0.5) else n for n in model)
+
+
+def _need(holds: Any) -> None:
+    if not holds:
+        raise Mismatch("no such operation")
 
 
 def chosen(dtypes: Sequence[str], draw: Draw) -> str:
@@ -140,34 +214,6 @@ def _dtypes(template: Template, kernel: str, count: int) -> tuple[tuple[str, ...
             for p in places(template, name, count):
                 found[p] = value
     return tuple(found)
-
-
-# Shapes
-
-
-def _shapes(template: Template, known: Known, names: Names, draw: Draw) -> list[tuple[int, ...]]:
-    """The shapes of all operands; names of their patterns are bound into `names`.
-
-    Raises Mismatch where the known ones do not fit.
-    """
-    bound: dict[str, Any] = {}
-    for operand in template.inputs:
-        own = [t for p in places(template, operand.name, len(known)) if (t := known[p])]
-        if operand.pattern is not None and own:
-            bind([(operand.pattern, [t.shape for t in own])], bound, names)
-    shapes: list[tuple[int, ...]] = [()] * len(known)
-    free = next((t.shape for t in known if t is not None), None)
-    for operand in template.inputs:
-        for p in places(template, operand.name, len(known)):
-            if (t := known[p]) is not None:
-                shapes[p] = t.shape
-            elif operand.pattern is not None:
-                shapes[p] = _of(operand.pattern.axes(), bound, names, draw)
-            else:
-                free = draw.shape() if free is None else free
-                shapes[p] = free
-    names.update(bound)
-    return shapes
 
 
 def _of(
@@ -268,7 +314,7 @@ class Draw:
             ends = [_COUNTED[d] * 5 // 4 for d in (self.dtype, *named) if d in _COUNTED]
             self.extents = (max(ends),) if ends else self.extents
         self.ranks = self.sizes.ranks
-        self.landmarks = [int(m) for m in landmarks if m == int(m) and abs(m) < 2**31]
+        self._landmarks = [int(m) for m in landmarks if m == int(m) and abs(m) < 2**31]
 
     def extent(self) -> int:
         return self.rng.choice(self.extents)
@@ -282,8 +328,9 @@ class Draw:
             return 0
         return self.rng.choice(self.ranks or tuple(usual))
 
-    def shape(self, rank: int | None = None) -> tuple[int, ...]:
-        rank = self.rank((0, 1, 2, 2, 2, 3, 3, 4)) if rank is None else rank
+    def shape(self, rank: int | Sequence[int] = (0, 1, 2, 2, 2, 3, 3, 4)) -> tuple[int, ...]:
+        """A shape of this rank, or of one of these."""
+        rank = rank if isinstance(rank, int) else self.rank(rank)
         if self.sizes.unlike and rank <= len(self.extents):
             return tuple(self.rng.sample(self.extents, rank))
         out = [self.extent() for _ in range(rank)]
@@ -291,26 +338,92 @@ class Draw:
             out[out.index(max(out))] = 2
         return tuple(out)
 
-    def tensor(self, rank: int | None = None) -> TensorType:
-        return TensorType(self.shape(rank), self.dtype)
-
     def chance(self, p: float) -> bool:
         return self.rng.random() < p
 
-    def subset(self, values: Sequence[int], least: int = 0) -> list[int]:
-        """Some of the values in their order, at least so many."""
-        if len(values) < least:
-            return []
-        count = self.rng.randint(least, len(values))
-        return sorted(self.rng.sample(list(values), count))
+    def between(self, low: int, high: int) -> int:
+        """A whole number from `low` to `high`."""
+        return self.rng.randint(low, high)
+
+    def one(self, values: Sequence[Any]) -> Any:
+        return self.rng.choice(values)
+
+    def some(self, values: Sequence[Any], least: int = 0, most: int | None = None) -> Any:
+        """Some of the values in their order. Raises ValueError where there are too few."""
+        count = self.rng.randint(least, len(values) if most is None else most)
+        return tuple(values[k] for k in sorted(self.rng.sample(range(len(values)), count)))
+
+    def shuffled(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(self.rng.sample(values, len(values)))
+
+    def exactly(self, values: Sequence[Any], count: int) -> Any:
+        """So many of the values in their order. Raises ValueError where there are too few."""
+        return self.some(values, count, count)
+
+    def within(self, count: int, others: int) -> Any:
+        """Places for so many dims among others: behind them, or anywhere."""
+        rank = count + others
+        return self.exactly(range(others if self.chance(0.6) else 0, rank), count)
+
+    def landmarks(self, most: int) -> tuple[int, ...]:
+        """The numbers up to `most` that the rule speaks of, and those beside them."""
+        return tuple(m + d for m in self._landmarks if 2 <= abs(m) <= most for d in (-1, 0, 1))
+
+    def dtype_in(self, dtypes: Sequence[str] = ()) -> str:
+        """One of these dtypes and kinds, of all if there are none: the usual one, or one that the
+        rule speaks of."""
+        if dtypes:
+            return self.dtype if allowed(self.dtype, dtypes) else chosen(dtypes, self)
+        own = self.named if self.named and self.chance(0.6) else (*self.dtypes, self.dtype)
+        return self.rng.choice(own)
+
+    def akin(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """A shape with some extents of another one, and others of its own."""
+        kept = self.exactly(shape, min(len(shape), self.rng.choice((0, 1, 1, 1, 1, 2, 2, 3))))
+        own = tuple(self.extent() for _ in range(self.rng.choice((0, 1, 1, 1, 1, 2))))
+        cut = self.rng.randint(0, len(kept))
+        made = (*kept[:cut], *own, *kept[cut:])
+        return made if self.chance(0.6) else self.shuffled(made)
+
+    def pairing(self, left: Sequence[int], right: Sequence[int]) -> Any:
+        """Dims of equal extents to contract, and to go along as batch dims: `dimension_numbers` of
+        a product."""
+        dims = range(len(left))
+        free = list(range(len(right)))
+        pairs: list[tuple[int, int]] = []
+        for d in dims if self.chance(0.5) else self.shuffled(dims):
+            fits = [e for e in free if right[e] == left[d]]
+            if fits:
+                pairs.append((d, fits[0] if self.chance(0.4) else self.rng.choice(fits)))
+                free.remove(pairs[-1][1])
+        batches = self.rng.choice((0, 0, 0, 1, 1, 2)) if len(pairs) > 1 else 0
+        rest = pairs[batches:]
+        count = min(len(rest), self.rng.choice((0, 1, 1, 1, 1, 1, 1, 2, 2)))
+        chosen = (rest[len(rest) - count :], pairs[:batches])
+        return tuple(tuple(tuple(p[k] for p in some) for k in (0, 1)) for some in chosen)
+
+    def regrouped(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """As many elements in other dims: merged, split, of extent 1, in another order."""
+        sizes = list(shape)
+        for _ in range(self.rng.choice((0, 1, 1, 2))):
+            k = self.rng.randrange(max(1, len(sizes) - 1))
+            parts = [n for n in (2, 3) if sizes and sizes[k] % n == 0] or [1]
+            n = self.rng.choice(parts)
+            step = self.rng.choice(("merge", "split", "one", "flat", "turn"))
+            if step == "merge" and len(sizes) > 1:
+                sizes[k : k + 2] = [sizes[k] * sizes[k + 1]]
+            elif step == "split" and sizes:
+                sizes[k : k + 1] = [n, sizes[k] // n]
+            elif step == "one" and len(sizes) < 4:
+                sizes.insert(k, 1)
+            elif step == "flat":
+                sizes = [prod(sizes)]
+            elif step == "turn":
+                self.rng.shuffle(sizes)
+        return tuple(sizes)
 
 
 def beside(landmarks: Sequence[float]) -> tuple[int, ...]:
     """Extents at and beside the whole numbers that a rule speaks of."""
     near = {int(m) + d for m in landmarks if m == int(m) and abs(m) < 600 for d in (-1, 0, 1, 2)}
     return tuple(sorted(n for n in near if n > 0)) or (1, 2, 3)
-
-
-def first(known: Known, draw: Draw, rank: int | None = None) -> TensorType:
-    """The first type that is known, or a new one."""
-    return next((t for t in known if t is not None), None) or draw.tensor(rank)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from itertools import combinations
 from typing import Any
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.terms.requests import Applied
 
 from .samples import DTYPES, SIZES, beside
@@ -82,78 +82,17 @@ class Unlike:
 
 
 def _spellings(applied: Mapping[str, Applied]) -> tuple[Any, ...]:
-    """What is told by parameters: whether operations of one kernel have the same, and how many dims
-    a product contracts and in what order it pairs them, what pads add and cut off, which slices
-    have strides, what powers are taken, which convolutions leave a rest that no window covers."""
-    of: dict[str, list[Any]] = {}
-    for a in applied.values():
-        of.setdefault(a.kernel, []).append((a.key[1], a.inputs))
+    """What is told by parameters: whether operations of one kernel that read the same have the
+    same, and what their templates say under `unlike` of one, and of two that read the same."""
     found: list[Any] = []
-    for kernel, some in of.items():
-        if len(some) > 1 and len({inputs for _, inputs in some}) == 1:
-            found.append((kernel, len({params for params, _ in some}) > 1))
-    pads = [a.params["padding_config"] for a in applied.values() if a.kernel == "pad"]
-    if pads:
-        found.append(("pad", *(_signs(config) for config in pads)))
-    slices = [a for a in applied.values() if a.kernel == "slice"]
-    if slices:
-        found.append(("slice", *(_strided(a.params) for a in slices)))
-    for a, b in combinations(slices, 2):
-        if a.inputs == b.inputs:
-            found.append(("slices", _relations(a.params, b.params)))
-    rests = [_leaves_rest(a) for a in applied.values() if a.kernel == "conv_general_dilated"]
-    if rests:
-        found.append(("conv_general_dilated", *rests))
-    found += [(a.kernel, a.params["y"]) for a in applied.values() if a.kernel == "integer_pow"]
-    for a in applied.values():
-        if a.kernel == "dot_general":
-            (lhs, rhs), batch = a.params["dimension_numbers"]
-            pairs = sorted(zip(lhs, rhs, strict=True))
-            crossed = [r for _, r in pairs] != sorted(rhs)
-            found.append((a.kernel, len(lhs), len(batch[0]), crossed))
+    every = list(applied.values())
+    for k, a in enumerate(every):
+        found.append((a.kernel, registry.unlike(a.kernel, a.params, a.inputs)))
+        for b in every[k + 1 :]:
+            if b.kernel == a.kernel and b.inputs == a.inputs:
+                told = registry.unlike(a.kernel, a.params, a.inputs, b.params)
+                found.append((a.kernel, told, a.key[1] == b.key[1]))
     return tuple(dict.fromkeys(found))
-
-
-def _strided(params: Mapping[str, Any]) -> bool:
-    """Whether a slice leaves elements out between those that it keeps."""
-    ends = zip(params["start_indices"], params["limit_indices"], strict=True)
-    steps = params["strides"] or [1] * len(params["start_indices"])
-    return any(step > 1 and b - a > 1 for step, (a, b) in zip(steps, ends, strict=True))
-
-
-def _relations(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, ...]:
-    """How two slices of one tensor lie to each other, in whatever dims."""
-    of = [tuple(zip(p["start_indices"], p["limit_indices"], strict=True)) for p in (a, b)]
-    found = set()
-    for (begin, end), (other, last) in zip(*of, strict=True):
-        if (begin, end) == (other, last):
-            found.add("same")
-        elif end == other or last == begin:
-            found.add("beside")
-        else:
-            found.add("as long" if end - begin == last - other else "elsewhere")
-    return tuple(sorted(found))
-
-
-def _leaves_rest(conv: Applied) -> bool:
-    """Whether the strides of a convolution leave elements at the end that no window covers."""
-    p, (x, w) = conv.params, conv.inputs[:2]
-    numbers = p["dimension_numbers"]
-    for k, step in enumerate(p["window_strides"]):
-        n, window = (
-            t.shape[numbers[spec][k + 2]] for t, spec in ((x, "lhs_spec"), (w, "rhs_spec"))
-        )
-        whole = (n - 1) * p["lhs_dilation"][k] + 1 + sum(p["padding"][k])
-        left = whole - ((window - 1) * p["rhs_dilation"][k] + 1)
-        if n and left >= step and left % step:
-            return True
-    return False
-
-
-def _signs(config: Sequence[Sequence[int]]) -> tuple[bool, bool]:
-    """Whether a pad cuts off, and whether it adds."""
-    ends = [n for low, high, _ in config for n in (low, high)]
-    return any(n < 0 for n in ends), any(n > 0 for n in ends)
 
 
 def _oddities(applied: Mapping[str, Applied]) -> tuple[str, ...]:

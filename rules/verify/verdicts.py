@@ -30,13 +30,13 @@ import numpy as np
 
 from tapestry_egg.errors import RuleError
 from tapestry_egg.graph.arrays import kind
+from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.parameters import readable
 from tapestry_egg.reference.promises import can_check
 from tapestry_egg.rewrite.terms.requests import OPERATORS, Form, rule_sides
 from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, schema
 from tapestry_egg.rules.language.receipts import content, receipts
 
-from .admitted import jax_takes
 from .compare import (
     differs_by_rounding,
     differs_exactly,
@@ -335,7 +335,7 @@ def _told_apart(rule: Rule, instance: Instance) -> tuple[str, str, str] | None:
             return str(old), str(new), "type"
     for node in instance.side.built:
         entry = instance.applied[node.signature]
-        if not jax_takes(entry.kernel, entry.params, entry.inputs):
+        if not registry.valid(entry.kernel, entry.params, entry.inputs):
             return "a value", f"none: JAX has no such {entry.kernel}", "none"
         for promise in entry.promises:
             if not can_check(promise) and not _promised(instance, node, promise):

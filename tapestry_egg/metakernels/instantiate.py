@@ -132,7 +132,7 @@ def names_of(
 
     Raises Mismatch when the template does not stand for the operation.
     """
-    return _bound(template, kernel, params, inputs)[0]
+    return _fitting(template, kernel, params, inputs)[0]
 
 
 def types_given(
@@ -148,10 +148,17 @@ def types_given(
 def _bound(
     template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
 ) -> tuple[Names, Spans, tuple[TensorType, ...]]:
+    names, spans = _fitting(template, kernel, params, inputs)
+    return names, spans, _output_types(template, names)
+
+
+def _fitting(
+    template: Template, kernel: str, params: Mapping[str, Any], inputs: Sequence[TensorType]
+) -> tuple[Names, Spans]:
     names, spans = bind_names(template, kernel, params, inputs)
     if template.when is not None and not template.when(names):
         raise Mismatch(f"`when: {template.when.text}` does not hold")
-    return names, spans, _output_types(template, names)
+    return names, spans
 
 
 def _with_shapes(

@@ -16,10 +16,10 @@ from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.faults import Mismatch
-from tapestry_egg.metakernels.language.scopes import Names
+from tapestry_egg.metakernels.language.scopes import Inner, Names
 from tapestry_egg.metakernels.language.template import Template
 from tapestry_egg.metakernels.language.template_file import read_templates
-from tapestry_egg.metakernels.signatures.parameters import hashable
+from tapestry_egg.metakernels.signatures.parameters import hashable, readable
 from tapestry_egg.metakernels.signatures.signature import Elements, Meaning, OperationSignature
 from tapestry_egg.zspace import Projection, ZRange
 
@@ -187,6 +187,31 @@ def takes(kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorTy
                 return False
         at += width
     return "when" not in template.samples or bool(_sample(template.samples["when"], names) or ())
+
+
+def valid(kernel: str, params: Mapping[str, Any], input_types: Sequence[TensorType]) -> bool:
+    """Whether JAX has an operation, as far as its template says and takes for granted."""
+    try:
+        found = bound(kernel, params, input_types)
+        if found is not None and found[0].valid is not None and not found[0].valid(found[1]):
+            return False
+    except TemplateError:  # it asks for dims that are not there
+        return False
+    return takes(kernel, params, input_types)
+
+
+def unlike(
+    kernel: str,
+    params: Mapping[str, Any],
+    input_types: Sequence[TensorType],
+    other: Mapping[str, Any] | None = None,
+) -> Any:
+    """What its template says that tells an operation from others of its kernel, or one from an
+    `other` that reads the same; none where it says nothing."""
+    template, names = bound(kernel, params, input_types) or (None, Names({}))
+    if template is None or "unlike" not in template.samples:
+        return None
+    return template.samples["unlike"](Inner(names, {"$other": readable(other)}))
 
 
 def _sample(text: Expression, names: Names) -> Any:

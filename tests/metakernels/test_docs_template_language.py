@@ -10,10 +10,12 @@ from pathlib import Path
 import pytest
 
 from tapestry_egg.cli.app import main
+from tapestry_egg.errors import TemplateError
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.language.expressions import Expression
 from tapestry_egg.metakernels.language.template_file import _FIELDS
-from tapestry_egg.metakernels.signatures.values import FUNCTIONS
+from tapestry_egg.metakernels.signatures.values import DRAWN, FUNCTIONS
+from tapestry_egg.rules.verify.samples import Draw
 
 PAGE = (Path(__file__).parents[2] / "docs" / "template-language.md").read_text()
 
@@ -79,3 +81,10 @@ def test_every_field_and_function_is_on_the_page() -> None:
         assert f"`{field}`" in PAGE or f"`{field}:" in PAGE, field
     listed = re.search(r"Functions: `(.*?)`", PAGE, re.DOTALL)
     assert listed is not None and set(listed[1].split()) == set(FUNCTIONS)
+    assert all(f"`{name}(" in PAGE for name in DRAWN)
+    assert all(callable(getattr(Draw, name)) for name in DRAWN)
+
+
+def test_only_samples_draw() -> None:
+    with pytest.raises(TemplateError, match="extent draws at random"):
+        Expression("extent() + 1")({})

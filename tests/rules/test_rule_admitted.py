@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.rules.verify.admitted import jax_takes
+from tapestry_egg.metakernels import registry
 
 #: A kernel, its parameters, and JAX's function of an operand.
 Case = tuple[str, Mapping[str, Any], Callable[[Any], Any]]
@@ -63,7 +63,7 @@ def test_an_operation_is_tried_where_jax_has_it(shape: tuple[int, ...]) -> None:
             takes = True
         except (TypeError, ValueError, IndexError, ZeroDivisionError):
             takes = False
-        found = jax_takes(kernel, params, [TensorType(shape, "float32")])
+        found = registry.valid(kernel, params, [TensorType(shape, "float32")])
         assert found == takes, (kernel, params, shape, takes)
         told.append(takes)
     assert any(told) and not all(told)

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tapestry_egg.rules import Rule, load_book
+from tapestry_egg.rules import Rule, load_book, load_books
+from tapestry_egg.rules.language.book import book_names
 from tapestry_egg.rules.verify.samples import Draw
 from tapestry_egg.rules.verify.values import drawn, ends, named_dtypes, near
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
@@ -143,3 +144,11 @@ def test_an_infinity_is_not_outside_of_what_a_function_takes(tmp_path: Path) -> 
     with pytest.raises(RuleRefused):
         verify_rule(law(tmp_path, "pow(x, 0.5)", "sqrt(x)"))
     verify_rule(law(tmp_path, "mul(x, add(y, z))", "add(mul(x, y), mul(x, z))"), wanted=12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 7])
+def test_a_transform_is_off_by_roundings_of_its_greatest_result(seed: int) -> None:
+    """So a transform of two dims is two of one, however far apart numbers lie."""
+    rules = {r.name: r for b in load_books(book_names()) for r in b.rules}
+    assert verify_rule(rules["transform-last-dim-last"], seed) is not None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import random
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.rules.verify.proposals import propose
-from tapestry_egg.rules.verify.samples import DTYPES, SIZES, Draw
+from tapestry_egg.metakernels import registry
+from tapestry_egg.rules.verify.samples import DTYPES, SIZES, Draw, drawable, propose
 from tapestry_egg.rules.verify.values import (
     EXTREME,
     FINITE,
@@ -75,16 +78,12 @@ def test_mixtures_bring_every_family_beside_every_other() -> None:
 
 
 def test_every_kind_of_shapes_meets_every_dtype() -> None:
-    import random
-
     turns = len(DTYPES) * len(SIZES)
     met = {(d.dtype, d.sizes.name) for t in range(turns) for d in [Draw(random.Random(0), t)]}
     assert met == {(dtype, sizes.name) for dtype in DTYPES for sizes in SIZES}
 
 
 def drawn_params(kernel: str, dtype: str = "float32") -> list[dict[str, Any]]:
-    import random
-
     turns = [k for k, d in enumerate(DTYPES * 40) if d == dtype][:300]
     found = [propose(kernel, PLACES[kernel], Draw(random.Random(k), k)) for k in turns]
     return [p[0] for p in found if p is not None]
@@ -112,3 +111,55 @@ def test_odd_parameters_are_drawn() -> None:
     convolutions = drawn_params("conv_general_dilated")
     assert {p["batch_group_count"] for p in convolutions} == {1, 2}
     assert any(min(pad) < 0 for p in convolutions for pad in p["padding"])
+
+
+SHEARED = """
+- kernels: [sheared]
+  inputs: {x: "[$rows, $columns]", y: , "zs...": }
+  valid: $axis in range($x.rank)
+  let: {length: "$x.shape[$axis]"}
+  out: {shape: $x.shape, dtype: $x.dtype}
+  project: {x: "@i", y: "[0 :+ $n for $n in $y.shape]", zs: "[0 :+ $n for $n in $each.shape]"}
+  samples:
+    $rows: 7
+    x: "[float]"
+    axis: range($x.rank)
+    $more: between(1, 3)
+    y.shape: "[$length, $more, $rows]"
+    y: "[int]"
+    zs.shape: "[$length + $more + chance(0.5)]"
+    steps: "[$other.steps + 1] if $other != none else [0, 10]"
+    unlike: "$axis if $other == none else [$axis, $other.axis]"
+"""
+
+
+def test_an_operation_is_drawn_as_its_template_says(tmp_path: Path) -> None:
+    """Shapes and names row by row; what is known stays, and so do parameters that a rule fixes."""
+    path = tmp_path / "sheared.yaml"
+    path.write_text(SHEARED)
+    registry.add_templates(path)
+    assert "sheared" in drawable(5)
+    steps, lengths = set(), set()
+    for k in range(200):
+        found = propose("sheared", [None] * 5, Draw(random.Random(k), k))
+        assert found is not None
+        params, (x, y, *zs) = found
+        assert registry.valid("sheared", *found)
+        assert x.shape[0] == 7 and kind(x.dtype) == "float" and kind(y.dtype) == "int"
+        assert y.shape[0] == x.shape[params["axis"]] and 1 <= y.shape[1] <= 3 and y.shape[2] == 7
+        assert {z.shape[0] - sum(y.shape[:2]) for z in zs} <= {0, 1}
+        steps.add(params["steps"])
+        lengths.add(len({z.shape for z in zs}))
+    assert steps == {0, 10} and lengths == {1, 2}
+    known = (TensorType((5, 4), "float16"), None, TensorType((1,), "float16"))
+    for k in range(9):
+        draw = Draw(random.Random(k), 0)
+        made = propose("sheared", known, draw, {"axis": 1}, {"axis": 0, "steps": 10})
+        assert made is not None and made[1][0] == known[0] and made[1][2] == known[2]
+        assert made[0] == {"axis": 1, "steps": 11}
+        assert made[1][1].shape[0] == 4 and made[1][1].shape[2] == 5
+    assert registry.unlike("sheared", *made) == 1
+    assert registry.unlike("sheared", *made, {"axis": 0}) == (1, 0)
+    assert not registry.valid("sheared", {**made[0], "axis": 2}, made[1])
+    assert propose("sheared", [TensorType((5,), "float32"), None], draw) is None  # no matrix
+    assert propose("sheared", [None, TensorType((5, 2), "float32")], draw) is None  # no integers

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import TensorType
-from tapestry_egg.metakernels.signatures.values import FUNCTIONS, Cost, Row
+from tapestry_egg.metakernels.signatures.values import DRAWN, FUNCTIONS, Cost, Row
 
 from .faults import Fault
 from .positional import DROP, INSERT, AugmentedRow, Diagonal, Fill
@@ -309,14 +309,20 @@ def _call(tree: Node) -> Compiled:
     head, *rest = tree.children
     name, at = str(head), head.start_pos
     arguments = [compile_tree(t) for t in rest if t is not None]
-    if name not in FUNCTIONS:
-        near = difflib.get_close_matches(name, list(FUNCTIONS), 1)
+    function = FUNCTIONS.get(name) or DRAWN.get(name)
+    if function is None:
+        near = difflib.get_close_matches(name, [*FUNCTIONS, *DRAWN], 1)
         hint = f"Did you mean {near[0]}?" if near else f"There are {', '.join(FUNCTIONS)}."
         raise Fault(at, f"there is no function {name}", hint)
-    function = FUNCTIONS[name]
 
     def apply(scope: Scope) -> Any:
         values = [a(scope) for a in arguments]
+        if name in DRAWN:
+            try:
+                values.insert(0, scope["$draw"])
+            except KeyError:
+                hint = "Only `samples:` may draw at random."
+                raise Fault(at, f"{name} draws at random", hint) from None
         for v in values:
             if isinstance(v, tuple) and Fill in map(type, v):
                 raise Fault(at, f"{name} is given {v!r}, whose size is not known here")

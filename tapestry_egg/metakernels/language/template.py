@@ -331,6 +331,7 @@ class Template:
     precision: Expression | None = None
     loses: Mapping[str, Expression] = field(default_factory=dict)
     promises: Mapping[str, Expression] = field(default_factory=dict)
+    valid: Expression | None = None
     samples: Mapping[str, Expression] = field(default_factory=dict)
     scratch: Mapping[str, Expression] = field(default_factory=dict)
     blocks: Mapping[str, Expression] = field(default_factory=dict)

@@ -55,6 +55,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       precision: $precision                   of a product: see below
       loses: {precision: 0 if $p == HIGHEST else 16}   what results may lose: see below
       promises: {sorted: $indices_are_sorted} what it takes for granted of data: see below
+      valid: $axis in range($x.rank)          what JAX asks and the entry takes for granted
       samples: {axis: range($x.rank)}         what it may be tried with: see below
       scratch: {blocks: 2, scores: "@all"}    bytes in memory beside, where not: see below
       blocks: {products: .., moved: ..}       kernels of a block of its scores: see below
@@ -96,8 +97,13 @@ dtype, as its parameters let them; 0 for none. No rule that keeps its numbers ma
 `promises:` says of parameters whether they vouch for the operands: where operands break a promise
 that is made, the result may be anything, so that no rule may make a promise its pattern does not.
 `samples:` are values for parameters, and dtypes for operands, as lists, of operations that rules
-are tried on; `when` in it leaves some out. They are evaluated in their order, operands that are not
-in it first.
+are tried on; `when` in it leaves some out. `x.shape` is the shape of an operand, `$name` a name for
+the rows below. They are evaluated in their order, operands that are not in it first, and may draw
+at random: `shape([1, 2])` a shape of one of these ranks, `akin($x.shape)` one with extents of
+another, `pairing($x.shape, $y.shape)` dims to contract (all draws: `Draw` in
+`rules/verify/samples.py`). An operand that nothing has fixed yet is `none`, and so is `$other`
+unless there is an operation of the kernel that reads the same: then it has its parameters.
+`unlike` says by what programs to try rules on must differ, in an operation or from `$other`.
 `in_products:` says whether XLA for GPUs computes the kernel inside the product of matrices that
 reads its result; `not_in_bfloat16` where results in bfloat16 are computed in float32 and rounded,
 `again` where it does so in every such product, and may store the result for others all the same,

@@ -312,6 +312,11 @@ def _greatest_prime(n: int) -> int:
     return max(found, n)
 
 
+def _method(name: str) -> Callable[..., Any]:
+    """The function that calls a method of its first argument with the others."""
+    return lambda draw, *given: getattr(draw, name)(*given)
+
+
 #: All that an expression can call. Every function is pure and total up to ValueError/TypeError.
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "abs": abs,
@@ -353,4 +358,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "without": _without,
     "zeros": lambda count: _repeated(0, count),
     "zip": lambda *lists: tuple(zip(*lists, strict=True)),
+}
+#: What `samples:` can call beside these: methods of what draws there (`rules/verify/samples.py`).
+DRAWN: Mapping[str, Callable[..., Any]] = {
+    name: _method(name)
+    for name in (
+        *("akin", "between", "chance", "dtype_in", "exactly", "extent", "landmarks", "one"),
+        *("pairing", "regrouped", "shape", "shuffled", "some", "within"),
+    )
 }
