@@ -33,6 +33,9 @@ _MOVES = frozenset(
     "broadcast_in_dim concatenate dynamic_slice gather iota pad rev slice split empty axis_index "
     "select_n clamp".split()
 )
+#: What makes each result of several elements: few of them, where the result is read.
+_REDUCTIONS = frozenset(f"reduce_{monoid}" for monoid in "sum prod max min and or xor".split())
+_FEW = 16
 #: What makes several results element by element.
 _SEVERAL = frozenset(("threefry2x32",))
 #: What a library makes on GPUs, with its workspace beside the result.
@@ -73,9 +76,9 @@ def held(
     Products whose results have `library` bytes or more are a library's: it reads arrays, and
     leaves its workspace beside the result, over which nothing is written. Others compute what they
     read that is made element by element of one array. If `all` is fused, nothing is stored because
-    several kernels read it, and branches and products with a vector compute what they read, as
-    compilers may; if `none` is, every value has an array of its own, which shares no place, and so
-    has what such a product sums.
+    several kernels read it, branches and products with a vector compute what they read, and the
+    reduction of few elements is made where it is read, as compilers may; if `none` is, every value
+    has an array of its own, which shares no place, and so has what such a product sums.
     """
     own = Held(program, region, library, fused)
     places, left = places_of(own, donated), set(region.inputs)
@@ -155,7 +158,7 @@ class Held:
         """Whether the kernels that read what a step makes can compute it themselves."""
         if step.sent or step.inner or step.name in _WHOLE | _UPDATES | {_BARRIER}:
             return False
-        if step.name in _MOVES:
+        if step.name in _MOVES or (self.mode == "all" and self._reduces_few(step)):
             return True
         if len(step.makes) != 1 and step.name not in _SEVERAL:
             return False
@@ -180,6 +183,13 @@ class Held:
             for v in self.reads(step)
             if v not in inside or step.name not in _PRODUCTS or self._is_library_s(step)
         }
+
+    def _reduces_few(self, step: Step) -> bool:
+        """Whether each result of a step reduces fewer elements than compilers put into a kernel."""
+        if step.name not in _REDUCTIONS:
+            return False
+        read, made = (prod(self.program.types[v][0]) for v in (step.reads[0], step.makes[0]))
+        return read < _FEW * made
 
     def _is_library_s(self, step: Step) -> bool:
         """Whether a step is a product that a library makes, as it does all convolutions."""

@@ -305,6 +305,8 @@ class _Fusing:
                 return "loop"
             if signature.dilates or (signature.scattered and signature.fusion == "loop"):
                 return "kernel"
+        if self.costs is not None and not root.port and reduces_few(signature):
+            return "loop"
         return root.port or signature.fusion
 
     def _is_stored_for_products(self, u: int) -> bool:
@@ -638,6 +640,18 @@ def estimate(program: FlatProgram, unit: Unit) -> KernelEstimate:
             else:
                 read[v] = read.get(v, 0.0) + times * share
     return KernelEstimate(flops, {v: places[v] for *_, v in unit.reads})
+
+
+#: XLA for GPUs reduces fewer elements than these one by one, wherever the result is read (measured:
+#: jaxlib 0.10, for one H100).
+FEW = 16
+
+
+def reduces_few(signature: OperationSignature) -> bool:
+    """Whether each result of an operation reduces few elements, so that readers compute it."""
+    if signature.fusion != "reduce" or len(signature.outputs) > 1 or any(signature.window_dims):
+        return False
+    return prod([dim.size for dim in signature.index if dim.role == "reduce"]) < FEW
 
 
 def adds_columns(signature: OperationSignature) -> bool:

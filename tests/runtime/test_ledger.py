@@ -191,6 +191,20 @@ def test_compilers_may_store_what_a_product_with_a_vector_sums_and_need_not() ->
     assert held(program, region, [False] * 2, fused="none") == 3 * BLOCK + 3 * vector
 
 
+@pytest.mark.parametrize(("few", "blocks"), [(3, 0), (15, 0), (16, 1)])
+def test_compilers_may_make_the_reduction_of_few_elements_where_it_is_read(
+    few: int, blocks: int
+) -> None:
+    def fn(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.exp(-jnp.max((x[:, None] - y[None]) ** 2, axis=-1)).sum(1)
+
+    program, region = read(fn, (N, few), (N, few))
+    arguments, flags = 4 * 2 * few * N, [False] * 2
+    assert held_at_least(program, region, flags) - 4 * N <= arguments + blocks * BLOCK
+    assert held_at_least(program, region, flags) >= arguments + blocks * BLOCK
+    assert held(program, region, flags) == arguments + BLOCK + 4 * N
+
+
 def test_the_least_is_what_all_later_steps_can_be_computed_of() -> None:
     """A value that is rounded to half its bytes, or widened, is held where it is smallest."""
 

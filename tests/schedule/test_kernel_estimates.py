@@ -158,3 +158,55 @@ def test_xla_for_h100_stores_levels_of_a_prefix_whose_states_are_widened(
     front = te.optimize(program, "h100:1", settings=te.Settings(forms=0, work=0.1))
     compiled = hlo_stats(te.compile(front[0], devices).compile())
     assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.2)
+
+
+def near(reduce: Any, few: int, axis: int) -> Any:
+    """Of all pairs of points the differences, reduced over the few dims of a point, which come
+    first or last; then a sum along one of both."""
+
+    def f(x: jax.Array, y: jax.Array) -> jax.Array:
+        apart = x[:, None] - y[None] if axis else x[:, :, None] - y[:, None]
+        return jnp.exp(-reduce(apart * apart, axis=-axis)).sum(1)
+
+    return f, *(of_points(n, few, axis) for n in (4096, 8192))
+
+
+def of_points(many: int, few: int, axis: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((many, few) if axis else (few, many), jnp.float32)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("few", [2, 3, 8, 15, 16, 33])
+@pytest.mark.parametrize("reduce", [jnp.sum, jnp.max, jnp.prod])
+def test_what_reads_the_reduction_of_few_elements_makes_it(
+    reduce: Any, few: int, axis: int
+) -> None:
+    plan = scheduled(*near(reduce, few, axis))
+    u, _ = made_by(plan, f"reduce_{reduce.__name__}")
+    assert fusion(plan, costs=H100).within[u] is (few < 16)
+
+
+def test_the_reduction_of_few_elements_is_stored_for_what_reads_arrays() -> None:
+    def f(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jnp.sum(x * x, axis=-1) @ w
+
+    plan = scheduled(
+        f,
+        jax.ShapeDtypeStruct((64, 64, 3), jnp.float32),
+        jax.ShapeDtypeStruct((64, 64), jnp.float32),
+    )
+    u, _ = made_by(plan, "reduce_sum")
+    assert not fusion(plan, costs=H100).within[u]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("few", [3, 8, 16])
+def test_xla_for_h100_reduces_few_elements_where_they_are_read(few: int, axis: int) -> None:
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    devices = h100s()[:1]
+    front = te.optimize(
+        te.trace(*near(jnp.sum, few, axis)), "h100:1", settings=te.Settings(forms=0, work=0.1)
+    )
+    compiled = hlo_stats(te.compile(front[0], devices).compile())
+    assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01, abs=1 << 20)
