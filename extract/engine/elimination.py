@@ -71,25 +71,38 @@ def _ragged(lists: list[list[int]]) -> tuple[Ints, Ints]:
 @compiled
 def _min_fill(variables: int, ends: Ints) -> tuple[Ints, Ints, Ints]:
     """Variables in the order of elimination; where those neighbours begin that each has left then;
-    and all these. Links are bits, 63 to a word."""
+    and all these. Links are bits, 63 to a word; `at[v, :held[v]]` are the words of variable v in
+    which there are any or have been, so that a step takes no longer in a longer program."""
     words = (variables + 62) // 63
     links = np.zeros((variables, words), dtype=np.int64)
+    at = np.zeros((variables, words), dtype=np.int64)
+    held = np.zeros(variables, dtype=np.int64)
     for k in range(len(ends)):
         for mine, other in ((ends[k, 0], ends[k, 1]), (ends[k, 1], ends[k, 0])):
-            links[mine, other // 63] |= 1 << (other % 63)
-    weights = np.empty(variables, dtype=np.int64)
+            _link(links, at, held, mine, other // 63, 1 << (other % 63))
     others = np.empty(variables, dtype=np.int64)
     more = np.empty(variables, dtype=np.int64)
+    # Weights, and a tree over them whose nodes have the variable of the least weight below.
+    weights = np.full(variables + 1, np.iinfo(np.int64).max, dtype=np.int64)
+    leaves = 1
+    while leaves < variables:
+        leaves *= 2
+    least = np.full(2 * leaves, variables, dtype=np.int64)
     for v in range(variables):
-        weights[v] = _weight(links, v, others)
+        weights[v] = _weight(links, at, held, v, others)
+        least[leaves + v] = v
+    for n in range(leaves - 1, 0, -1):
+        least[n] = _lighter(weights, least[2 * n], least[2 * n + 1])
     order = np.empty(variables, dtype=np.int64)
     begin = np.zeros(variables + 1, dtype=np.int64)
     near = np.empty(16 * variables + 16, dtype=np.int64)
     stale = np.zeros(variables, dtype=np.bool_)
+    waiting = np.empty(variables, dtype=np.int64)
     for step in range(variables):
-        v = int(np.argmin(weights))
-        order[step], weights[v] = v, np.iinfo(np.int64).max
-        count = _linked(links, v, others)
+        v = least[1]
+        order[step] = v
+        _weigh(weights, least, v, np.iinfo(np.int64).max)
+        count = _linked(links, at, held, v, others)
         begin[step + 1] = begin[step] + count
         if begin[step + 1] > len(near):
             longer = np.empty(2 * begin[step + 1], dtype=np.int64)
@@ -98,29 +111,64 @@ def _min_fill(variables: int, ends: Ints) -> tuple[Ints, Ints, Ints]:
         near[begin[step] : begin[step + 1]] = others[:count]
         for k in range(count):
             u = others[k]
-            for w in range(words):
-                links[u, w] |= links[v, w]
+            for n in range(held[v]):
+                _link(links, at, held, u, at[v, n], links[v, at[v, n]])
             for x in (u, v):
                 links[u, x // 63] &= ~(1 << (x % 63))
+        left = 0
         for k in range(count):
-            stale[others[k]] = True
-            for n in range(_linked(links, others[k], more)):
-                stale[more[n]] = True
-        for u in range(variables):
-            if stale[u]:
-                stale[u] = False
-                weights[u] = _weight(links, u, more)
+            found = _linked(links, at, held, others[k], more)
+            for n in range(-1, found):
+                u = others[k] if n < 0 else more[n]
+                if not stale[u]:
+                    stale[u] = True
+                    waiting[left] = u
+                    left += 1
+        for k in range(left):
+            u = waiting[k]
+            stale[u] = False
+            _weigh(weights, least, u, _weight(links, at, held, u, more))
     return order, begin, near[: begin[variables]]
 
 
 @compiled
-def _linked(links: Ints, v: int, found: Ints) -> int:
+def _link(links: Ints, at: Ints, held: Ints, v: int, word: int, bits: int) -> None:
+    """Link a variable to those of some bits of a word."""
+    if bits and not links[v, word]:
+        known = False
+        for n in range(held[v]):
+            known |= at[v, n] == word
+        if not known:
+            at[v, held[v]] = word
+            held[v] += 1
+    links[v, word] |= bits
+
+
+@compiled
+def _lighter(weights: Ints, a: int, b: int) -> int:
+    """The one of two variables that has the lesser weight."""
+    return a if weights[a] <= weights[b] else b
+
+
+@compiled
+def _weigh(weights: Ints, least: Ints, v: int, weight: int) -> None:
+    """Give a variable another weight."""
+    weights[v] = weight
+    n = (len(least) // 2 + v) // 2
+    while n:
+        least[n] = _lighter(weights, least[2 * n], least[2 * n + 1])
+        n //= 2
+
+
+@compiled
+def _linked(links: Ints, at: Ints, held: Ints, v: int, found: Ints) -> int:
     """The variables that one is linked to, and how many these are."""
     count = 0
-    for w in range(links.shape[1]):
-        left = links[v, w]
+    for n in range(held[v]):
+        word = at[v, n]
+        left = links[v, word]
         while left:
-            found[count] = 63 * w + _ones((left & -left) - 1)
+            found[count] = 63 * word + _ones((left & -left) - 1)
             count += 1
             left &= left - 1
     return count
@@ -136,16 +184,16 @@ def _ones(word: int) -> int:
 
 
 @compiled
-def _weight(links: Ints, v: int, others: Ints) -> int:
+def _weight(links: Ints, at: Ints, held: Ints, v: int, others: Ints) -> int:
     """How many links eliminating a variable adds; of as many, how many neighbours it has, and which
     it is."""
-    count = _linked(links, v, others)
+    count = _linked(links, at, held, v, others)
     missing = 0
     for k in range(count):
         missing += count - 1
-        for w in range(links.shape[1]):
-            if links[v, w]:
-                missing -= _ones(links[v, w] & links[others[k], w])
+        for n in range(held[v]):
+            word = at[v, n]
+            missing -= _ones(links[v, word] & links[others[k], word])
     return ((min(missing // 2, (1 << 22) - 1) * (1 << 20)) + count) * (1 << 20) + v
 
 

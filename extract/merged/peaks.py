@@ -8,9 +8,9 @@ come one after another as before, so does it. The others are worked out anew.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, partial
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -22,6 +22,7 @@ from tapestry_egg.extract.certify.merging import Key, copied_apart
 from tapestry_egg.extract.certify.moves import Move, copy_in_memory
 from tapestry_egg.extract.certify.verdict import Buffer, Copied
 from tapestry_egg.extract.problem.problem import Floats, Ints
+from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
@@ -99,6 +100,18 @@ class _Noted(_InAnyOrder):
             self._needs[key], self.seen = self.seen, outer
         self.seen |= self._needs[key]
         found: T = self._known[key]
+        return found
+
+
+class _Sizes(dict[Layout, float]):
+    """The bytes of a block in each layout, told once."""
+
+    def __init__(self, of: Callable[[Layout], float]) -> None:
+        super().__init__()
+        self._of = of
+
+    def __missing__(self, layout: Layout) -> float:
+        found = self[layout] = self._of(layout)
         return found
 
 
@@ -246,15 +259,24 @@ class Peaks:
         for move in walk.moves:
             moves.setdefault(move.value, []).append(move)
         found: list[_Value] = []
+        # By type and by what slices of it are read of: equal layers have the same types.
+        known: dict[tuple[TensorType, frozenset[int]], Callable[[Layout], float]] = {}
+        held = partial(held_bytes, mesh=walk.mesh, tiles=walk.target.tiles)
+
+        def sizes(type_: TensorType, windows: Collection[int]) -> Callable[[Layout], float]:
+            key = type_, frozenset(windows)
+            if key not in known:
+                known[key] = _Sizes(partial(held, type_, windows=key[1])).__getitem__
+            return known[key]
+
         for u, unit in enumerate(walk.schedule.units):
             _, parts = self._scratch[u]
             for v in unit.outputs:
                 type_, windows = walk.program.types[v], walk.ground.windows.get(v, ())
-                inside = partial(held_bytes, type_, mesh=walk.mesh, tiles=walk.target.tiles)
-                size = cache(partial(inside, windows=windows))
+                size, inside = sizes(type_, windows), sizes(type_, ())
                 copies = [(m, walk.copied(m)) for m in moves.get(v, ())]
                 needs, back = walk.readers(u, v)
-                found.append(_Value(v, u, needs, back, copies, size, cache(inside), parts > 0.0))
+                found.append(_Value(v, u, needs, back, copies, size, inside, parts > 0.0))
         return found
 
     def _joined(self, lives: Lives, merged: Sequence[Merged]) -> dict[Move, tuple[int, bool]]:

@@ -190,9 +190,10 @@ def find_forms(state: State) -> State:
         kept = tuple([f for f in found if any(_is_searched_soon(r) for r in f.rules)])
         found = (*found[:2][-1:], *kept) if found[:2][-1:] != kept[:1] else (found[0], *kept)
     given = state.forms[0]
-    found = tuple([replace(f, graph=_compiled(f.graph, q)) for f in found])
     # What was made of the form as given is not made again.
-    found = tuple([replace(f, graph=given.graph) if f.graph == given.graph else f for f in found])
+    made_of = [given.graph if f.graph is q.graph else _compiled(f.graph, q) for f in found]
+    graphs = [given.graph if g == given.graph else g for g in made_of]
+    found = tuple([replace(f, graph=g) for f, g in zip(found, graphs, strict=True)])
     others = [", ".join(form.rules) for form in found if form.rules]
     q.tell(Phase("saturate", "; ".join(others) or "no better form", 1.0))
     known = state.schedules[0]

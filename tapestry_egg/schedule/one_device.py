@@ -83,18 +83,19 @@ def program_seconds(
 
 
 def scheduled_alone(graph: BlockGraph) -> Schedule:
-    """The schedule of a program none of whose outputs is fed back; the graph remembers it, as both
-    its seconds and its peak on one device are of this."""
+    """The schedule of a program none of whose outputs is fed back, without what is computed before
+    it runs; the graph remembers it, as both its seconds and its peak on one device are of this."""
     known: Schedule | None = graph.__dict__.get("_scheduled_alone")
     if known is None:
-        known = graph.__dict__["_scheduled_alone"] = schedule(flatten(repeat_cheap(graph), {}))
+        program = flatten(repeat_cheap(without_prepared(graph)), {})
+        known = graph.__dict__["_scheduled_alone"] = schedule(program)
     return known
 
 
 def _program_seconds(
     graph: BlockGraph, target: Target, weights: Mapping[str, float] | None, passes: float
 ) -> float:
-    plan = scheduled_alone(without_prepared(graph))
+    plan = scheduled_alone(graph)
     program, traffic = plan.program, traffic_of(plan, target)
     if weights is None:
         return sum(_priced(program, unit, target, traffic, passes) for unit in plan.units)

@@ -53,7 +53,16 @@ def schedule(program: FlatProgram, together: Together = ()) -> Schedule:
 
 def scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
     """The schedule of a program whose cheap operations are repeated and which is in its order, as
-    plans have it; `feedback` as `feedback_pairs` gives."""
+    plans have it; `feedback` as `feedback_pairs` gives. The graph remembers it, as several passes
+    ask for that of the same form."""
+    known: dict[tuple[tuple[int, int], ...], Schedule] = graph.__dict__.setdefault("_scheduled", {})
+    key = tuple(sorted(feedback.items()))
+    if key not in known:
+        known[key] = _scheduled(graph, feedback)
+    return known[key]
+
+
+def _scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
     graph = repeat_cheap(graph)
     program = flatten(graph, feedback)
     units = eager(program, fuse(program))

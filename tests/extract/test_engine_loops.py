@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise, permutations, product
+from itertools import combinations, pairwise, permutations, product
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
+from hypothesis import strategies as st
 
 from tapestry_egg.extract.engine import branch, core, elimination, moves, sweeps
 from tapestry_egg.extract.engine.network import Network, State, network_of, state_of
@@ -91,6 +92,37 @@ def test_constants_of_other_magnitudes_do_not_round_a_bound() -> None:
     sweeps.price(net, state, 1.0, 0.0, until, FORBIDDEN)
     assert np.abs(state.messages).max() < 1e6
     assert np.isfinite(expected)
+
+
+@given(seeds, st.integers(1, 200), st.integers(1, 40))
+@settings(max_examples=40)
+def test_variables_are_eliminated_in_the_order_of_fewest_added_links(
+    seed: int, variables: int, near: int
+) -> None:
+    """Of as many added links the one of fewest neighbours comes first, then the earliest."""
+    rng = np.random.default_rng(seed)
+    first = rng.integers(0, variables, 2 * variables)
+    other = first + rng.integers(-near, near + 1, 2 * variables)
+    ends = np.stack([first, other.clip(0, variables - 1)], axis=1)
+    ends = ends[ends[:, 0] != ends[:, 1]]
+    links: list[set[int]] = [set() for _ in range(variables)]
+    for a, b in ends.tolist():
+        links[a].add(b)
+        links[b].add(a)
+    order, begin, found = elimination._min_fill(variables, ends)
+    left = set(range(variables))
+    for k in range(variables):
+        weights = {
+            v: (sum(b not in links[a] for a, b in combinations(links[v], 2)), len(links[v]), v)
+            for v in left
+        }
+        v = min(left, key=weights.__getitem__)
+        assert order[k] == v
+        assert sorted(found[begin[k] : begin[k + 1]].tolist()) == sorted(links[v])
+        for a in links[v]:
+            links[a] |= links[v] - {a}
+            links[a].discard(v)
+        left.remove(v)
 
 
 @given(seeds)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import groupby
 
@@ -13,12 +14,15 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.errors import ExtractError, GraphError
 from tapestry_egg.extract.front.notes import INTERRUPTED
+from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import pipeline
 from tapestry_egg.pipeline.pipeline import PASSES, Pass, run_passes
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.pipeline.state import State, read_question
 from tapestry_egg.progress import VERBS, Phase
+from tapestry_egg.rewrite.derivation import digest
+from tapestry_egg.schedule import schedules
 
 X, W = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((64, 64), (64, 128)))
 HEARD: list[Phase] = []
@@ -198,3 +202,23 @@ def test_names_that_no_tensor_or_several_have_are_refused(name: str, front: te.F
     assert "[0]['up']" in str(error.value)
     with pytest.raises(GraphError, match="entries"):
         front.stages["problems"].of("['up']", 7)
+
+
+def test_no_form_is_scheduled_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is one whose loops were looked at to see whether they run two rounds at a time."""
+    seen: list[str] = []
+    make = schedules._scheduled
+
+    def counted(graph: BlockGraph, feedback: Mapping[int, int]) -> schedules.Schedule:
+        seen.append(digest(graph))
+        return make(graph, feedback)
+
+    monkeypatch.setattr(schedules, "_scheduled", counted)
+
+    def smoothed(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.fori_loop(0, 7, lambda _, y: jnp.tanh(y @ w), x) @ w
+
+    square = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+    te.optimize(te.trace(smoothed, square, square), "h100:2", settings=Settings(work=0.2))
+    assert seen
+    assert len(seen) == len(set(seen))

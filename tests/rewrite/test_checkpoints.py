@@ -30,14 +30,16 @@ from tapestry_egg.reference.executor import execute
 from tapestry_egg.rewrite import recompute
 from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.form import Form
-from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow
+from tapestry_egg.rewrite.recomputation.checkpoints import Checkpoints, Flow, peak_alone
 from tapestry_egg.rewrite.recomputation.second_places import with_second_instances
 from tapestry_egg.rewrite.recompute import RULE, Candidate, Looked, candidates, recomputing
 from tapestry_egg.runtime.compiled import compile
+from tapestry_egg.schedule import one_device
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.one_device import program_seconds
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, in_order, schedule, scheduled
+from tapestry_egg.tracing.constants import prepare
 from tapestry_egg.tracing.trace import Program, trace
 from tests.rewrite.replay import replay
 
@@ -481,3 +483,25 @@ def test_what_a_library_computes_runs_once(target: str, times: int) -> None:
     kernels = [op.kernel for op in looked.found[-1].graph.operations]
     assert kernels.count("flash_attention") == times
     assert looked.library == (4 if times == 4 else 0)
+
+
+def test_seconds_and_peak_alone_are_of_one_schedule_of_what_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What is computed from constants alone is neither run nor held as what is."""
+    table = np.arange(512.0 * 512.0, dtype=np.float32).reshape(512, 512)
+
+    def looked_up(x: jax.Array) -> jax.Array:
+        return jnp.tanh((jnp.asarray(table) @ table) @ x)
+
+    graph = trace(looked_up, jax.ShapeDtypeStruct((512, 8), jnp.float32)).graph
+    ready = prepare(graph)
+    assert ready.size < graph.size
+    made: list[Schedule] = []
+    monkeypatch.setattr(
+        one_device, "schedule", lambda program: made.append(schedule(program)) or made[-1]
+    )
+    assert program_seconds(graph, H100) == pytest.approx(program_seconds(ready, H100))
+    assert len(made) == 2
+    assert peak_alone(graph, H100) == peak_alone(ready, H100) < table.nbytes
+    assert len(made) == 2
