@@ -132,6 +132,55 @@ def test_of_ways_that_read_and_give_the_same_all_stay_that_no_other_beats(
     }
 
 
+def outer(x: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
+    """Units of several members whose operands need not lie alike, one of which is read twice."""
+    return jnp.tanh(x)[:, None] * jnp.exp(b)[None, :] * c + jnp.sin(c) * x[:, None]
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2)])
+def test_rows_are_the_ways_of_least_work_among_all_combinations(sizes: tuple[int, ...]) -> None:
+    """Where the layouts of what is made inside agree with those in which it is read."""
+    plan_schedule = scheduled(traced(outer, ((8,), (4,), (8, 4)), {}))
+    mesh, target = MeshShape(("x", "y")[: len(sizes)], sizes), load_target("h100:4")
+    found = saturate(encode(plan_schedule.program, mesh), load_books(RULES))
+    inside = InnerCopies(plan_schedule, found, {})
+    joiner = Joiner(plan_schedule, found, mesh, target, inside)
+    instances, looked = plan_schedule.program.instances, 0
+    for number, unit in enumerate(plan_schedule.units):
+        if instances[unit.root].port or inside.of(number):
+            continue
+        looked += len(unit.members) > 2
+        # Whatever the members before it chose: of equal layouts the least work.
+        ways: dict[tuple[tuple[Any, Any], ...], float] = {(): 0.0}
+        for i in unit.members:
+            x, signature = instances[i], found.encoding.signature_of[i]
+            flops = joiner.costs.work(signature)[0]
+            longer: dict[tuple[tuple[Any, Any], ...], float] = {}
+            for before, work in ways.items():
+                known = dict(before)
+                for row, own in zip(found.strategies[signature], flops, strict=True):
+                    ports = [*zip(x.inputs, row.layouts, strict=False)]
+                    made = [*zip(x.outputs, row.layouts[len(x.inputs) :], strict=True)]
+                    agree = all(known.get(v, layout) == layout for v, layout in ports)
+                    read = [((i, p), layout) for p, (_, layout) in enumerate(ports)]
+                    if agree:
+                        key = (*before, *read, *made)
+                        longer[key] = min(longer.get(key, np.inf), work + float(own))
+            ways = longer
+        least: dict[tuple[Any, Any], float] = {}
+        for way, work in ways.items():
+            lie = dict(way)
+            needs = tuple(lie[i, p] for i, p, _ in unit.reads)
+            shown = needs, tuple(lie[v] for v in unit.outputs)
+            least[shown] = min(least.get(shown, np.inf), work)
+        rows = joiner.rows(number, unit)
+        told: dict[tuple[Any, Any], float] = {}
+        for needs, gives, work in zip(rows.needs, rows.gives, rows.flops.tolist(), strict=True):
+            told[needs, gives] = min(told.get((needs, gives), np.inf), work)
+        assert told == pytest.approx(least)
+    assert looked
+
+
 # Forms of a program: what they have in common is derived and joined once, and as if alone.
 
 
