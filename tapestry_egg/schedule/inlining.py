@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from math import prod
@@ -212,14 +212,16 @@ class _Fusing:
         for readers in between.values():
             own = self._estimate(u)
             taken = [self._estimate(r) for r in readers]
-            if len(readers) == 1 and sum(taken[0].uses[v].values()) <= 1.0:
+            once = len(readers) == 1 and sum(taken[0].uses[v].values()) <= 1.0
+            if once and not (self._adds_columns(readers[0]) and taken[0].repeats(v, own)):
                 continue
             apart = costs.launch_bytes + own.bytes_taken(size, size[v], costs)
             again = 0.0
             for r, reader in zip(readers, taken, strict=True):
                 written = sum(size[w] for w in self.units[r].outputs)
                 apart += reader.bytes_taken(size, written, costs)
-                again += reader.with_inside(v, own).bytes_taken(size, written, costs)
+                each = self._adds_columns(r)
+                again += reader.with_inside(v, own, each).bytes_taken(size, written, costs)
             if again > apart:
                 return False
         return True
@@ -596,13 +598,26 @@ class KernelEstimate:
     `flops` are of arrays that are not cut. `uses[v]` says how often the elements of v are read,
     on average, as a sum of shares: `None`, where the results are written; else the value at whose
     own places they are. Equal places share what they read.
+
+    A kernel `is_dear` that computes exponentials or the like. If such are computed of v, or it is
+    what one makes, and that is then repeated a few times, it is computed as often: `repeated[v]`,
+    and `more[v]` are the flops of what the kernel itself computes so, beside the first time.
     """
 
     flops: float
     uses: Mapping[FlatId, Mapping[FlatId | None, float]]
+    repeated: Mapping[FlatId, float] = field(default_factory=dict)
+    more: Mapping[FlatId, float] = field(default_factory=dict)
+    is_dear: bool = False
 
-    def with_inside(self, v: FlatId, made: KernelEstimate) -> KernelEstimate:
-        """The kernel that computes a value, which another one makes, where this one reads it."""
+    def repeats(self, v: FlatId, made: KernelEstimate) -> bool:
+        """Whether what another kernel makes is computed a few times where this one reads it."""
+        often = self.repeated.get(v, 1.0)
+        return 1.0 < often < OFTEN and (made.is_dear or self.more.get(v, 0.0) > 0.0)
+
+    def with_inside(self, v: FlatId, made: KernelEstimate, each: bool = False) -> KernelEstimate:
+        """The kernel that computes a value, which another one makes, where this one reads it, and
+        for `each` time that it is repeated, if those are few and it is dear."""
         at = self.uses[v]
         times = sum(at.values())
         uses = {w: dict(places) for w, places in self.uses.items() if w != v}
@@ -613,7 +628,12 @@ class KernelEstimate:
                     own.update(at)
                 else:
                     own[place] = own.get(place, 0.0) + share * times
-        return KernelEstimate(self.flops + times * made.flops, uses)
+        often, more = self.repeated.get(v, 1.0), self.more.get(v, 0.0)
+        again = each and self.repeats(v, made)
+        flops = self.flops + (often if again else 1.0) * times * made.flops + more * again
+        repeated = {w: max(x * often, self.repeated.get(w, 1.0)) for w, x in made.repeated.items()}
+        dear = self.is_dear or made.is_dear
+        return KernelEstimate(flops, uses, {**self.repeated, **repeated}, self.more, dear)
 
     def bytes_taken(self, sizes: Sequence[int], written: int, costs: FusionCosts) -> float:
         """The bytes that memory moves in the time of the kernel, which writes `written`: what it
@@ -625,7 +645,8 @@ class KernelEstimate:
 def estimate(program: FlatProgram, unit: Unit) -> KernelEstimate:
     """What a unit computes and reads, if all that it reads is stored."""
     places: dict[FlatId, dict[FlatId | None, float]] = {v: {None: 1.0} for v in unit.outputs}
-    flops = 0.0
+    repeated, more = dict.fromkeys(unit.outputs, 1.0), dict.fromkeys(unit.outputs, 0.0)
+    flops, dear = 0.0, False
     for i in reversed(unit.members):
         instance = program.instances[i]
         own: dict[FlatId | None, float] = {}
@@ -633,14 +654,27 @@ def estimate(program: FlatProgram, unit: Unit) -> KernelEstimate:
             own |= places.get(v, {})
         times = sum(own.values())
         flops += times * instance.signature.whole_flops
+        often, beside = (max([x.get(v, 0.0) for v in instance.outputs]) for x in (repeated, more))
+        if instance.signature.is_dear:
+            dear = True
+            beside += (often - 1.0) * instance.signature.whole_flops if often < OFTEN else 0.0
+        for v, n in zip(instance.inputs, instance.signature.times_repeated, strict=True):
+            repeated[v] = max(repeated.get(v, 1.0), often * n)
+            more[v] = max(more.get(v, 0.0), beside)
         for v, share in zip(instance.inputs, instance.signature.shares_read, strict=True):
             read = places.setdefault(v, {})
             if share is None:
                 read |= own
             else:
                 read[v] = read.get(v, 0.0) + times * share
-    return KernelEstimate(flops, {v: places[v] for *_, v in unit.reads})
+    uses = {v: places[v] for *_, v in unit.reads}
+    return KernelEstimate(
+        flops, uses, {v: repeated[v] for v in uses}, {v: more[v] for v in uses}, dear
+    )
 
+
+#: What is repeated so often is small beside the result, and taken to be computed once.
+OFTEN = 16.0
 
 #: XLA for GPUs reduces fewer elements than these one by one, wherever the result is read (measured:
 #: jaxlib 0.10, for one H100).

@@ -210,3 +210,44 @@ def test_xla_for_h100_reduces_few_elements_where_they_are_read(few: int, axis: i
     )
     compiled = hlo_stats(te.compile(front[0], devices).compile())
     assert front[0].costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01, abs=1 << 20)
+
+
+#: Functions of a distance, and whether a few readers of one compute it each.
+DEAR: dict[str, tuple[Any, bool]] = {
+    "power": (lambda r: r**-1.5, True),
+    "exponential": (lambda r: jnp.exp(-r), True),
+    "root": (lambda r: 1.0 / (r * jnp.sqrt(r)), True),
+    "hyperbolic": (jnp.tanh, True),
+    "sine": (jnp.sin, True),
+    "logarithm": (jnp.log, True),
+    "quotient": (lambda r: 1.0 / r, False),
+}
+
+
+def pulling(of: Any, n: int = 4096) -> Any:
+    """Forces between all pairs of points, which are a function of their distance, repeated along
+    the three dims of a point, times what is between them."""
+
+    def f(x: jax.Array) -> jax.Array:
+        apart = x[None] - x[:, None]
+        return jnp.sum(apart * of(jnp.sum(apart * apart, -1) + 0.01)[..., None], 1)
+
+    return f, jax.ShapeDtypeStruct((n, 3), jnp.float32)
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_what_is_long_to_compute_is_not_computed_for_each_of_a_few(name: str) -> None:
+    of, stored = DEAR[name]
+    plan = scheduled(*pulling(of))
+    u, _ = made_by(plan, "reduce_sum")
+    assert fusion(plan, costs=H100).within[u] is not stored
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_xla_for_h100_stores_what_is_long_to_compute_and_repeated(name: str) -> None:
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    devices, brief = h100s()[:1], te.Settings(front=False, work=0.1)
+    (plan, *_) = te.optimize(te.trace(*pulling(DEAR[name][0])), "h100:1", settings=brief)
+    compiled = hlo_stats(te.compile(plan, devices).compile())
+    assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.01, abs=1 << 20)

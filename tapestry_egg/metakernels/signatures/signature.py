@@ -133,6 +133,10 @@ Meaning = Literal[
 ]  # fmt: skip
 Fusion = Literal["view", "loop", "reduce", "kernel"]
 Elements = Literal["computed", "kept", "selected"]
+# Flops of an exponential, as templates say: XLA for GPUs counts as many for one on an H100, and
+# more for powers, logarithms and the like (`hlo_op_profiles_data.h`: 79 cycles, an addition 7).
+_DEAR = 10.0
+
 InProducts = Literal["never", "not_in_bfloat16", "again", "one_of_stack", "always"]
 
 
@@ -564,6 +568,19 @@ class OperationSignature:
         if own.shape == result.shape and p not in self.moved:
             return None
         return min(1.0, result.size / max(1, own.size))
+
+    @cached_property
+    def times_repeated(self) -> tuple[float, ...]:
+        """Per operand, how often each element is in the result, where more than once."""
+        if self.fusion != "loop" or len(self.outputs) != 1:
+            return (1.0,) * len(self.inputs)
+        size = self.output_types[0].size
+        return tuple([max(1.0, size / max(1, own.size)) for own in self.input_types])
+
+    @cached_property
+    def is_dear(self) -> bool:
+        """Whether an element takes as many flops as an exponential or more."""
+        return self.fusion == "loop" and self.whole_flops >= _DEAR * self.output_types[0].size > 0
 
     @cached_property
     def by_vector(self) -> bool:
