@@ -129,7 +129,7 @@ class _Fusing:
         return frozenset(
             (u, v)
             for u in range(len(self.units))
-            if self._adds_columns(u)
+            if self._adds_columns(u) and not self.within[u]
             for v in self.operands[u]
             if self._kind(maker[v]) == "loop" and self._is_too_much(u, v)
         )
