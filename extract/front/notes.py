@@ -225,8 +225,8 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
     ),
     "loops-long": (
         "space",
-        "{count:loop} over stacks written out: all that are come to 4096 operations at most, "
-        "or to 512 with front=False",
+        "{count:loop} over stacks written out: no more than 4096 operations are, 512 with "
+        "front=False",
         "",
     ),
     "batch-whole": ("space", "micro-batches, because {operation} needs the whole batch", ""),

@@ -104,7 +104,7 @@ class _Noted(_InAnyOrder):
 
 
 class _Sizes(dict[Layout, float]):
-    """The bytes of a block in each layout, told once."""
+    """The bytes of a block in each layout, computed when first asked for."""
 
     def __init__(self, of: Callable[[Layout], float]) -> None:
         super().__init__()

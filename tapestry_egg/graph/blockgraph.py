@@ -226,6 +226,10 @@ class BlockGraph:
         """Value id -> index of the operation that produces it (inputs and constants are absent)."""
         return {v: i for i, op in enumerate(self.operations) for v in op.outputs}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Its fields alone: not what was found of it and is remembered."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
     def readers(self) -> dict[int, list[int]]:
         """Value id -> indices of the operations that read it, in program order."""
         out: dict[int, list[int]] = {v: [] for v in range(len(self.values))}

@@ -6,11 +6,13 @@ looking at the clock. What must not be left half done is put under `held`.
 
 from __future__ import annotations
 
+import _weakrefset
 import gc
 import os
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -53,6 +55,10 @@ def end_as_interrupted() -> None:
         signal.signal(signal.SIGINT, _interrupt)
 
 
+#: The modules, and the functions in them, that remove what a weak reference led to.
+_WEAK, _REMOVING = (weakref.__file__, _weakrefset.__file__), ("remove", "_remove")
+
+
 def _interrupt(number: int, frame: FrameType | None) -> None:
     if not _collecting(frame):
         raise KeyboardInterrupt
@@ -62,10 +68,12 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _collecting(frame: FrameType | None) -> bool:
-    """Whether a callback of the garbage collector runs: what it raises is lost."""
+    """Whether a callback of the garbage collector runs, or of a weak reference that a dictionary or
+    a set has: what they raise is lost."""
     callbacks = {getattr(c, "__code__", None) for c in gc.callbacks}
     while frame is not None:
-        if frame.f_code in callbacks:
+        code = frame.f_code
+        if code in callbacks or (code.co_filename in _WEAK and code.co_name in _REMOVING):
             return True
         frame = frame.f_back
     return False

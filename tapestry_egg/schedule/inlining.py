@@ -215,6 +215,8 @@ class _Fusing:
             once = len(readers) == 1 and sum(taken[0].uses[v].values()) <= 1.0
             if once and not (self._adds_columns(readers[0]) and taken[0].repeats(v, own)):
                 continue
+            if own.is_dear and self._reduce_both_ways(readers):
+                return False
             apart = costs.launch_bytes + own.bytes_taken(size, size[v], costs)
             again = 0.0
             for r, reader in zip(readers, taken, strict=True):
@@ -225,6 +227,12 @@ class _Fusing:
             if again > apart:
                 return False
         return True
+
+    def _reduce_both_ways(self, readers: Sequence[int]) -> bool:
+        """Whether some units reduce rows of what they read, and others columns: no kernel does
+        both, and each would compute what is long to compute."""
+        reducing = [r for r in readers if self._kind(r) == "reduce"]
+        return len({self._adds_columns(r) for r in reducing}) > 1
 
     @cached_property
     def kernels_before(self) -> tuple[int, ...]:
@@ -297,6 +305,15 @@ class _Fusing:
             if self.within[r] and known is not None:
                 self._forget(self.units[r].outputs[0])
 
+    def _reduces_few(self, u: int) -> bool:
+        """Whether readers compute a unit that reduces few elements: of arrays that are stored, no
+        more than it makes. Larger ones XLA does not read again for each of its results."""
+        if self.costs is None or not reduces_few(self.program.instances[self.units[u].root]):
+            return False
+        types = self.program.types
+        read = sum(types[v].nbytes for v in {v for *_, v in self.units[u].reads})
+        return read <= types[self.units[u].outputs[0]].nbytes
+
     def _kind(self, u: int) -> str:
         root = self.program.instances[self.units[u].root]
         signature = root.signature
@@ -307,7 +324,7 @@ class _Fusing:
                 return "loop"
             if signature.dilates or (signature.scattered and signature.fusion == "loop"):
                 return "kernel"
-        if self.costs is not None and not root.port and reduces_few(signature):
+        if self._reduces_few(u):
             return "loop"
         return root.port or signature.fusion
 
@@ -681,11 +698,14 @@ OFTEN = 16.0
 FEW = 16
 
 
-def reduces_few(signature: OperationSignature) -> bool:
-    """Whether each result of an operation reduces few elements, so that readers compute it."""
-    if signature.fusion != "reduce" or len(signature.outputs) > 1 or any(signature.window_dims):
+def reduces_few(instance: Instance) -> bool:
+    """Whether each result of a sum, or the like, is of few elements, so that readers compute it."""
+    signature = instance.signature
+    if instance.port or signature.fusion != "reduce" or len(signature.outputs) > 1:
         return False
-    return prod([dim.size for dim in signature.index if dim.role == "reduce"]) < FEW
+    reduced = [dim.size for dim in signature.index if dim.role == "reduce"]
+    other = any(dim.role not in ("map", "reduce") for dim in signature.index)
+    return bool(reduced) and prod(reduced) < FEW and not (other or any(signature.window_dims))
 
 
 def adds_columns(signature: OperationSignature) -> bool:

@@ -539,7 +539,7 @@ class Lives:
             begun = x.inputs[0] if carried else self._renewing.get(u)
             if not x.port and x.signature.written_into is not None:
                 begun = x.inputs[x.signature.written_into]
-            if begun is None or self._read_last(begun) != self._over_until(u):
+            if begun not in self.maker or self._read_last(begun) != self._over_until(u):
                 break
             v = begun
             if self.root(self.maker[v]).port not in ("", "carry", "stack"):

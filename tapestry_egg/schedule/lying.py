@@ -293,7 +293,8 @@ def _renewed_state(state: Instance, program: FlatProgram, readers: _Readers) -> 
 
 def _writes_into(x: Instance, v: FlatId) -> bool:
     """Whether an instance writes a part into value v."""
-    return not x.port and any(x.inputs[p] == v for p in x.signature.writes[:1])
+    into = None if x.port else x.signature.written_into
+    return into is not None and x.inputs[into] == v
 
 
 def _multiplied(x: Instance, v: FlatId) -> _Operands:

@@ -6,9 +6,11 @@ import gc
 import itertools
 import math
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -380,6 +382,21 @@ def test_an_end_is_not_lost_in_a_callback_of_the_garbage_collector() -> None:
             time.sleep(2.0)
     finally:
         gc.callbacks.remove(callback)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("kind", [weakref.WeakKeyDictionary, weakref.WeakSet])
+def test_an_end_is_not_lost_where_a_weak_reference_ends(kind: Any) -> None:
+    class Key:
+        pass
+
+    keys, known = [Key() for _ in range(200_000)], kind()
+    for key in keys:
+        known.add(key) if kind is weakref.WeakSet else known.__setitem__(key, 0)
+    del key
+    with pytest.raises(TimeUp), ends_at(time.perf_counter() + 0.01):
+        keys.clear()  # which takes several times as long
+        time.sleep(2.0)
 
 
 def test_an_end_is_not_lost_where_a_library_raises_its_own_error_for_it() -> None:

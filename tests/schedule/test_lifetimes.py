@@ -439,14 +439,17 @@ ROWS, HEADS = ("x", None, None, None), (None, None, "x", None)
 
 
 @cache
-def cached(cut: tuple[str | None, ...], queries: int, loops: bool) -> Plan:
+def cached(cut: tuple[str | None, ...], queries: int, loops: bool, sets: bool) -> Plan:
     """A plan that decodes with so many queries for a head of its donated cache, which is cut so
-    over eight devices, in a loop or one token."""
+    over eight devices, in a loop or one token. A scatter `sets` its row, or an update writes it."""
 
     def decode(cache: jax.Array, q: jax.Array) -> tuple[jax.Array, jax.Array]:
         def step(t: Any, given: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             cache, q = given
-            cache = lax.dynamic_update_slice_in_dim(cache, q[:, None, :, 0], t, axis=1)
+            if sets:
+                cache = cache.at[:, t].set(q[:, :, 0])
+            else:
+                cache = lax.dynamic_update_slice_in_dim(cache, q[:, None, :, 0], t, axis=1)
             scores = jnp.einsum("bhqk,bthk->bhqt", q, cache)
             return cache, jnp.einsum("bhqt,bthk->bhqk", scores, cache)
 
@@ -459,18 +462,19 @@ def cached(cut: tuple[str | None, ...], queries: int, loops: bool) -> Plan:
     return te.optimize(program, "h100:8", pins=pins, settings=te.Settings(forms=0, work=0.2))[0]
 
 
+@pytest.mark.parametrize("sets", [False, True])
 @pytest.mark.parametrize("loops", [True, False])
 @pytest.mark.parametrize(
     ("cut", "queries", "blocks"), [(ROWS, 4, 2), (HEADS, 4, 1), (ROWS, 1, 1), (HEADS, 1, 1)]
 )
 def test_a_cache_is_turned_where_a_device_multiplies_several_heads_of_it(
-    cut: tuple[str | None, ...], queries: int, blocks: int, loops: bool
+    cut: tuple[str | None, ...], queries: int, blocks: int, loops: bool, sets: bool
 ) -> None:
     """One head is no batch, and what multiplies a vector reads any order: such a cache is renewed
     in place. Else it is turned before and after. XLA for H100 holds as much."""
     from tapestry_egg.runtime.measure.hlo import hlo_stats
 
-    plan = cached(cut, queries, loops)
+    plan = cached(cut, queries, loops, sets)
     block = int(np.prod(CACHE)) // 8 * 4
     assert plan.costs.peak_bytes == pytest.approx(blocks * block, rel=0.1)
     name, twice = "carry" if loops else "dynamic_update_slice", 2 * turning_seconds(block, H100)

@@ -384,12 +384,27 @@ def weigh(x: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
     return jnp.einsum("bgt,btgk->bgk", scores, new)[:, :, None] + x, new
 
 
+def from_zeros(x: jax.Array, old: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """What is written into is made with it."""
+    read = jnp.einsum("bgrk,btgk->bgrt", x, old)
+    made = jnp.einsum("bgrt,btgk->bgrk", read, old)
+    return made, lax.dynamic_update_slice(jnp.zeros_like(old), x[:, None, :, 0], (0, 3, 0, 0))
+
+
+LAYER = jax.ShapeDtypeStruct(HEADS.shape[1:], jnp.float32)
+
 #: Per program for H100: its arguments.
 COMPILED: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "a loop over layers": (over_layers(write_and_multiply), (LAYERED, X)),
     "in a loop over tokens": (tokens(write_and_multiply), (LAYERED, X)),
     "turned for its products": (tokens(attend), (HEADS, QUERIES)),
     "not turned for vectors": (tokens(weigh), (HEADS, QUERIES)),
+    "written into zeros": (
+        lambda old, x: lax.scan(
+            lambda s, _: (from_zeros(s[1], s[0])[::-1], None), (old, x), None, 4
+        )[0],
+        (LAYER, QUERIES),
+    ),
     "joined where they are read": (
         lambda stack, x: lax.scan(
             lambda x, ab: (jnp.tanh(x @ jnp.concatenate(ab, 1))[:, :SIDE], None),
