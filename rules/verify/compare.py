@@ -517,8 +517,8 @@ def moved(
     for node in instance.side.nodes:
         by = own.get(node.name, 0.0)
         if by and first[node.name].dtype.kind in "fc":
-            # A fast transform is off by roundings of its greatest result (Higham, chapter 24).
-            whole = by * _most(first[node.name]) if _kernel(instance, node.name) == "fft" else least
+            as_one = instance.applied[node.signature].signature.rounds_as_one
+            whole = by * _most(first[node.name]) if as_one else least
             total += _furthest(program, first, node.name, root, by, whole, alone)
     for name in _lost(instance, made):
         if first[name].dtype.kind in "fc":
@@ -581,5 +581,5 @@ def _lost(instance: Instance, made: str) -> Sequence[str]:
 
 
 def _kernel(instance: Instance, name: str) -> str:
-    nodes = {n.name: n for n in (*instance.side.nodes, *instance.side.built)}
-    return instance.applied[nodes[name].signature].kernel
+    built = {n.name: n for n in instance.side.built}
+    return instance.applied[built[name].signature].kernel

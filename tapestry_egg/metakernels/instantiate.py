@@ -103,6 +103,7 @@ def instantiate(
         parts=_flag(template.parts, names),
         dilates=_flag(template.dilates, names),
         adds=_flag(template.adds, names),
+        rounds_as_one=_flag(template.rounds_as_one, names),
         carried=_carried(template, names, inputs, types),
         flops=() if template.flops is None else polynomial(template.flops, priced),
         reads=_reads(template, priced, inputs),

@@ -103,6 +103,7 @@ class _Fusing:
         ]
         self.multiplying = frozenset(self.multiply)
         self.once = stored_once(self.program)
+        self.few = frozenset(u for u in range(len(self.units)) if self._reduces_few(u))
         self.by_products = read_by_products(schedule, epilogues, self.library_bytes)
         self.estimates: dict[int, KernelEstimate] = {}
 
@@ -324,7 +325,7 @@ class _Fusing:
                 return "loop"
             if signature.dilates or (signature.scattered and signature.fusion == "loop"):
                 return "kernel"
-        if self._reduces_few(u):
+        if u in self.few:
             return "loop"
         return root.port or signature.fusion
 

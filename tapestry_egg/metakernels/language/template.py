@@ -315,6 +315,7 @@ class Template:
     parts: Expression | None = None
     dilates: Expression | None = None
     adds: Expression | None = None
+    rounds_as_one: Expression | None = None
     joins: tuple[str, ...] = ()
     carries: Mapping[str, Expression] = field(default_factory=dict)
     settled: Expression | None = None

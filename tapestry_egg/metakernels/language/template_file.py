@@ -39,6 +39,7 @@ A file maps kernels to entries, as in `matmul` here, or is a list of entries tha
       parts: false                            whether the results are parts of it, in order
       dilates: false                          whether it puts something between elements
       adds: false                             whether elements of the result are sums
+      rounds_as_one: false                    whether each is off by roundings of the greatest
       joins: [operand]                        operands that add nothing if they have no elements
       carries: {operand: true}                operands that go with results, unread: see below
       settled: 0 if $x.number == 0 else none  what number the result is: see below

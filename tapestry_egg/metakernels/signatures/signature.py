@@ -221,11 +221,12 @@ class OperationSignature:
     before they run the kernel, computing nothing inside it. With `parts` the results are parts of
     the operand, one after another along the dim of which they have less. With `dilates` it puts
     something between the elements of an operand, with `adds` elements of the result are sums of
-    those of the operands, and where there is `writes` it writes an operand into another, as it is:
-    (into which, which, and scalars that say where, one for each dim). Operands `read_at` say where
-    it reads. `flops` is a polynomial over
-    the (local) index extents; `reads[p]` overrides the elements read of operand p, None meaning the
-    footprint of its projection. Operands `carried` go each with the result of its place: what
+    those of the operands. One that `rounds_as_one` is off by roundings of its greatest element in
+    all of them. Where there is `writes` it writes an operand into another, as it is: (into which,
+    which, and scalars that say where, one for each dim). Operands `read_at` say where it reads.
+    `flops` is a polynomial over the (local) index extents; `reads[p]` overrides the elements read
+    of operand p, None meaning the footprint of its projection. Operands `carried` go each with
+    the result of its place: what
     nobody reads of these can be left out. `fusion` says how compilers treat the kernel:
     `view` (no data movement needed), `loop` (elementwise), `reduce` (elementwise producers fuse
     into it), `kernel`; `in_products` whether XLA for GPUs computes it inside the product of
@@ -268,6 +269,7 @@ class OperationSignature:
     parts: bool = False
     dilates: bool = False
     adds: bool = False
+    rounds_as_one: bool = False
     carried: tuple[int, ...] = ()
     flops: Polynomial = ()
     reads: tuple[Polynomial | None, ...] = ()
