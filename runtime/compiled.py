@@ -17,10 +17,11 @@ from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
-from tapestry_egg.plans.compiler_options import GPUS, passed_options
+from tapestry_egg.plans.compiler_options import GPUS, OWN_REDUCTIONS_ON_CPUS, passed_options
 from tapestry_egg.plans.plan import AUDITED, Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.ledger.check import check, check_boundary
+from tapestry_egg.runtime.ledger.equations import jaxprs
 from tapestry_egg.runtime.lower.host_calls import Caller, calls
 from tapestry_egg.tracing.arguments import check_devices, check_graph, check_plan
 from tapestry_egg.tracing.constraints import active_mesh, contract_of
@@ -573,7 +574,8 @@ class CompiledPlan:
         try:
             return lowered.compile()
         except jax.errors.JaxRuntimeError as e:
-            if "No such compile option" not in str(e) or not self.plan.compiler_options:
+            unknown = "No such compile option" in str(e)
+            if not unknown or any(o in str(e) for o in self.more_options or ()):
                 raise
             warnings.warn(
                 f"{self.plan.name}: the compiler does not know an option that the plan counts on, "
@@ -647,17 +649,24 @@ class CompiledPlan:
             return outputs if flat else self.program.unflatten(outputs, tree)
 
         step.__name__ = step.__qualname__ = re.sub(r"\W", "_", graph.name) or "step"
-        jitted = jax.jit(
-            step,
-            out_shardings=leaving,
-            donate_argnums=numbers or None,
-            donate_argnames=keywords or None,
-            keep_unused=True,  # they are resident anyway, and argument numbers stay the graph's
-            compiler_options=self._options(with_options),
-        )
         compute_constants(graph)  # on a device that is there: the mesh may only be described
-        with plain_settings(graph), jax.set_mesh(self.mesh):
-            traced: jax.stages.Traced = jitted.trace(*args, **kwargs)
+
+        def trace(options: dict[str, Any] | None) -> jax.stages.Traced:
+            jitted = jax.jit(
+                step,
+                out_shardings=leaving,
+                donate_argnums=numbers or None,
+                donate_argnames=keywords or None,
+                keep_unused=True,  # they are resident anyway, and arguments keep their numbers
+                compiler_options=options,
+            )
+            with plain_settings(graph), jax.set_mesh(self.mesh):
+                return jitted.trace(*args, **kwargs)
+
+        options = self._options(with_options)
+        traced = trace(options)
+        if with_options and self._platform == "cpu" and _reduces_beside_one(traced.jaxpr):
+            traced = trace({**OWN_REDUCTIONS_ON_CPUS, **(options or {})})
         self._audit(traced)
         return traced
 
@@ -805,3 +814,15 @@ def caller_of(mesh: Mesh) -> Caller:
     owners = [d.process_index for d in mesh.devices.flat]
     first = {owner: owners.index(owner) for owner in sorted(set(owners))}
     return Caller(first[min(owners)], tuple(first.values()))
+
+
+def _reduces_beside_one(jaxpr: Any) -> bool:
+    """Whether something is reduced that has a dim of one element, which stays."""
+    left = [getattr(jaxpr, "jaxpr", jaxpr)]
+    for found in left:
+        for equation in found.eqns:
+            reduces = equation.primitive.name.startswith("reduce_")
+            if reduces and any(1 in v.aval.shape for v in equation.outvars):
+                return True
+            left += jaxprs(equation)
+    return False

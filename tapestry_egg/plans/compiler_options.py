@@ -70,6 +70,14 @@ def compiler_options(plan: Plan) -> dict[str, int | bool]:
 #: With them XLA for CPU keeps optimization barriers, and loops that have some.
 BARRIERS_ON_CPUS = {"xla_disable_hlo_passes": "cse_barrier_expander,small-while-loop-hoisting"}
 
+#: With them XLA for CPU makes reductions itself. It leaves them to a library (YNNPACK), which gives
+#: wrong numbers, or ends the process, for some arrays with a dim of one element (jaxlib 0.10.2 and
+#: 0.11; github.com/jax-ml/jax/issues/39257 and 40412).
+OWN_REDUCTIONS_ON_CPUS = {
+    "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT,"
+    "LIBRARY_FUSION_TYPE_INDIVIDUAL_CONVOLUTION"
+}
+
 
 def passed_options(plan: Plan, platform: str) -> dict[str, Any]:
     """What the compiler of a platform must do, or leave alone, for the plan to be carried out.

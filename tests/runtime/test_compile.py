@@ -271,6 +271,43 @@ def test_the_compiler_is_told_more_where_that_is_asked() -> None:
         replace(run, more_options={"xla_no_such_option": 1})(*arguments(), rate=0.5)
 
 
+#: The dims that two operands have, of all dims, and the one that is summed.
+BESIDE_ONE = {
+    "the first dim": ((1, 3), (2, 3), (1, 8, 128, 4), 3),
+    "in the middle": ((0, 3, 4), (0, 3), (2, 128, 1, 16, 16), 0),
+    "more elements": ((1, 3), (2, 3), (1, 16, 256, 32), 3),
+}
+
+
+@pytest.mark.parametrize("case", BESIDE_ONE)
+@pytest.mark.parametrize("inside", [False, True])
+def test_sums_beside_a_dim_of_one_element(case: str, inside: bool) -> None:
+    """XLA for CPU leaves such sums to a library that is wrong (jaxlib 0.10.2): plans do not."""
+    dims_x, dims_w, full, axis = BESIDE_ONE[case]
+    of_x, of_w = (tuple(full[i] for i in dims) for dims in (dims_x, dims_w))
+    draw = np.random.default_rng(0)
+    x, w = (draw.normal(size=shape).astype(np.float32) for shape in (of_x, of_w))
+
+    def summed(x: jax.Array, w: jax.Array) -> jax.Array:
+        spread = jax.lax.broadcast_in_dim(x, full, dims_x)
+        return (spread * jax.lax.broadcast_in_dim(w, full, dims_w)).sum(axis)
+
+    def looped(x: jax.Array, w: jax.Array) -> jax.Array:
+        return jax.lax.map(lambda part: summed(part, w), jnp.stack([x, 2 * x]))
+
+    def stretched(a: np.ndarray, dims: tuple[int, ...]) -> np.ndarray:
+        shape = [n if i in dims else 1 for i, n in enumerate(full)]
+        return np.broadcast_to(a.astype(np.float64).reshape(shape), full)
+
+    wanted = (stretched(x, dims_x) * stretched(w, dims_w)).sum(axis)
+    function = looped if inside else summed
+    for machine in ("cpu:1", "h100:1"):
+        front = optimize(trace(function, x, w), machine, settings=Settings(front=False))
+        got = compile(front.best())(x, w)
+        for k, part in enumerate(got if inside else [got]):
+            np.testing.assert_allclose(part, (k + 1) * wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_lowering_needs_no_arguments() -> None:
     lowered = compile(step_plan()).lower()
     assert "shard_map" in lowered.as_text() or "manual_computation" in lowered.as_text()
