@@ -154,3 +154,61 @@ def test_case_17_a_product_that_gathers_blocks_of_its_operands_at_a_time(tmp_pat
     assert hlo_stats(compiled).peak_bytes == pytest.approx(plan.costs.peak_bytes + own, rel=0.01)
     found.save(tmp_path / "front")
     assert [p.costs for p in te.load(tmp_path / "front").plans] == [p.costs for p in found.plans]
+
+
+#: Einsums over a short dim k, and the two operands' dims.
+OVER_FEW = ["ik,jk->ij", "ki,kj->ij", "bik,jbk->bij", "nik,k->ni", "ikc,kj->icj"]
+
+
+def summed(text: str, spelled: bool) -> Callable[[Array, Array], Array]:
+    """What reads a contraction over k adds it up; `spelled` by products of elements."""
+
+    def by_elements(x: Array, y: Array) -> Array:
+        (a, b), out = text.split("->")[0].split(","), text.split("->")[1]
+        parts = []
+        for k in range(x.shape[a.index("k")]):
+            one, other = jnp.take(x, k, a.index("k")), jnp.take(y, k, b.index("k"))
+            parts.append(jnp.einsum(text.replace("k", ""), one, other) if out else one * other)
+        return sum(parts[1:], parts[0])
+
+    def function(x: Array, y: Array) -> Array:
+        made = by_elements(x, y) if spelled else jnp.einsum(text, x, y)
+        return jnp.tanh(made).sum(-1)
+
+    return function
+
+
+def of_text(text: str, extents: dict[str, int]) -> list[tuple[int, ...]]:
+    return [tuple(extents[c] for c in side) for side in text.split("->")[0].split(",")]
+
+
+@pytest.mark.parametrize("few", [1, 2, 4])
+@pytest.mark.parametrize("text", OVER_FEW)
+def test_contractions_over_few_are_made_where_they_are_read(text: str, few: int) -> None:
+    """As fast as sums of products written out, in as little memory, with the numbers of NumPy."""
+    extents = dict(b=8, c=16, i=24, j=40, n=32, k=few)
+    rng = np.random.default_rng(few)
+    with jax.enable_x64(True):
+        arguments = [rng.normal(size=s) for s in of_text(text, extents)]
+        plan = te.optimize(te.trace(summed(text, False), *arguments), "h100:8").best("seconds")
+        got = te.compile(plan)(*arguments)
+    made = np.einsum(text, *arguments)
+    np.testing.assert_allclose(got, np.tanh(made).sum(-1), rtol=1e-12, atol=1e-12)
+    # What a sum over few of a large array comes to is stored: there a product is as good.
+    large = sum(x.size for x in arguments) > made.size
+    assert large == (text == "nik,k->ni")
+    assert large or "dot_general" not in {op.kernel for op in plan.graph.operations}
+
+
+@pytest.mark.parametrize("few", [3, 4, 17])
+def test_contractions_over_few_need_no_memory(few: int) -> None:
+    """Over many they are products of matrices, whose results are stored."""
+    text, shapes = "ik,jk->ij", [(8192, few), (65536, few)]
+    costs = []
+    for spelled in (False, True):
+        types = [jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes]
+        graph = te.trace(summed(text, spelled and few < 17), *types)
+        costs.append(te.optimize(graph, "h100:1", objectives=("seconds",))[0].costs)
+    assert costs[0].seconds <= 1.1 * costs[1].seconds
+    assert costs[0].peak_bytes <= 1.25 * costs[1].peak_bytes
+    assert (costs[0].peak_bytes > 4 * 8192 * 65536) is (few == 17)

@@ -281,6 +281,8 @@ STORED: dict[str, tuple[Any, tuple[Any, ...]]] = {
         lambda x, y: both_ways(jnp.exp(-((x[:, None] - y[None]) ** 2).sum(-1))),
         (BOTH, BOTH),
     ),
+    "a product read both ways": (lambda x, y: both_ways(jnp.exp(x @ y.T)), (BOTH, BOTH)),
+    "a softmax of a product": (lambda x, y: jax.nn.softmax(x @ y.T, 1).sum(0), (BOTH, BOTH)),
 }
 
 
