@@ -450,7 +450,8 @@ class Search:
         for _ in range(_REPAIRS):
             if found.peak <= limit:
                 break
-            total = prices.bytes.sum() or found.seconds / found.peak
+            # What is forbidden takes forever.
+            total = prices.bytes.sum() or min(found.seconds, self.most_seconds) / found.peak
             weights = _weights(prices.bytes, self._profile(found.rows))
             prices = replace(prices, bytes=_DEARER * total * weights)
             found = self.settle(prices, 1, [found.rows])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from itertools import product
 from typing import cast
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.engine import search as engine_search
-from tapestry_egg.extract.engine.archive import Archive, Candidate, Limits, shown
+from tapestry_egg.extract.engine.archive import Archive, Candidate, Limits, Prices, shown
 from tapestry_egg.extract.engine.race import Effort, Race, Task, race, searches_of
 from tapestry_egg.extract.engine.search import Search
 from tapestry_egg.extract.engine.transport import archive_arrays, archive_from
@@ -176,6 +177,28 @@ def test_forbidden_pairs_are_never_chosen() -> None:
     archive = searched(Problem((v, v), (pair,), 1))
     assert min(c.seconds for c in archive.candidates) == 10.0
     assert archive.bound(np.inf, np.inf) <= 10.0 + 1e-9
+
+
+@pytest.mark.filterwarnings("error::RuntimeWarning")
+@pytest.mark.parametrize("seed", range(20))
+def test_forbidden_labellings_are_repaired_at_finite_prices(seed: int) -> None:
+    """A search that stands at one, where memory costs nothing yet, proves nothing false."""
+    problem = random_problem(seed, Shape(variables=5, rows=3, pairs=6))
+    found = labellings(problem)
+    legal = {rows for rows, *_ in found}
+    every = product(*(range(len(v)) for v in problem.variables))
+    outside = next((rows for rows in every if rows not in legal), None)
+    if outside is None or not found:
+        return
+    search = Search(problem, 0.004)
+    search.fastest()
+    forbidden = search.consider(np.array(outside))
+    assert forbidden.seconds == np.inf
+    limit = 0.5 * forbidden.peak
+    search._repair(Prices(np.zeros(search.all.net.moments)), forbidden, limit)
+    for c in search.archive.cuts:
+        assert np.isfinite([c.value, c.bytes_price]).all()
+    assert search.archive.bound(limit, np.inf) <= optimum(found, limit, np.inf) + 1e-9
 
 
 def test_no_legal_labelling_is_said() -> None:
