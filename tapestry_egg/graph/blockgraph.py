@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -251,6 +252,29 @@ def reached(
             kept.append(op)
             needed.update(op.inputs)
     return tuple(reversed(kept)), needed
+
+
+def numbered(graph: BlockGraph, inputs: Sequence[int], outputs: Sequence[int]) -> BlockGraph:
+    """The graph with other inputs and outputs, without values that nothing reads or makes; values
+    have numbers in this order: inputs, constants, and what operations make."""
+    read = {*outputs}.union(*(op.inputs for op in graph.operations))
+    constants = [v for v in graph.constants if v in read]
+    made = (v for op in graph.operations for v in op.outputs)
+    number = {v: i for i, v in enumerate(itertools.chain(inputs, constants, made))}
+
+    def of(values: Iterable[int]) -> tuple[int, ...]:
+        return tuple([number[v] for v in values])
+
+    return replace(
+        graph,
+        values=tuple([graph.values[v] for v in number]),
+        operations=tuple(
+            [replace(op, inputs=of(op.inputs), outputs=of(op.outputs)) for op in graph.operations]
+        ),
+        inputs=of(inputs),
+        outputs=of(outputs),
+        constants={number[v]: graph.constants[v] for v in constants},
+    )
 
 
 def without_unread(graph: BlockGraph) -> BlockGraph:

@@ -25,6 +25,7 @@ from tapestry_egg.graph.blockgraph import (
     Source,
     TensorType,
     itemsize,
+    numbered,
     reached,
 )
 from tapestry_egg.graph.sources import is_library, source_of
@@ -43,6 +44,7 @@ from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import check_layout_kept, constraint_of, one_device, with_devices
 from .control_flow import as_scan, rounds, with_counts
+from .counted import with_stacks
 from .fused_attention import missing_results, recognized
 from .known_places import KnownPlaces
 from .settings import DRAWS, check_settings_kept, partitionable, settings_of
@@ -521,27 +523,12 @@ class _Flattener:
         live, _ = reached(self.operations, outputs)
         places = KnownPlaces(self.values, self.constants, self.known)
         placed, outputs = places.replaced(live, outputs)
+        placed, outputs = with_stacks(placed, outputs, self.values, self.constants, self.known)
         live, _ = reached(needless.parts_at_once(placed, self.values), outputs)
         operations, outputs = needless.made_once(live, self.values, outputs, self.constants)
-        kept, needed = reached(needless.without_unread(operations, self.values, outputs), outputs)
-        constants = [v for v in self.constants if v in needed]
-        order = itertools.chain(inputs, constants, (v for op in kept for v in op.outputs))
-        number = {v: i for i, v in enumerate(order)}
-        return BlockGraph(
-            name=name,
-            values=tuple(self.values[v] for v in number),
-            operations=tuple(
-                replace(
-                    op,
-                    inputs=tuple(number[v] for v in op.inputs),
-                    outputs=tuple(number[v] for v in op.outputs),
-                )
-                for op in kept
-            ),
-            inputs=tuple(number[v] for v in inputs),
-            outputs=tuple(number[v] for v in outputs),
-            constants={number[v]: self.constants[v] for v in constants},
-        )
+        kept, _ = reached(needless.without_unread(operations, self.values, outputs), outputs)
+        whole = BlockGraph(name, tuple(self.values), kept, (), (), self.constants)
+        return numbered(whole, inputs, outputs)
 
 
 def block_graph(

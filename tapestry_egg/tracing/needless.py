@@ -115,7 +115,7 @@ def made_once(
             numbers = tuple([filled.get(w, w) for w in (named.get(v, v) for v in inputs)])
             key = op.kernel, numbers, made, op.remat, exact(op.params)
             first = known.setdefault(key, op.outputs)
-            if first is op.outputs and not fills and _reshapes(op, types):
+            if first is op.outputs and not fills and reshapes(op, types):
                 before = shapes.get((inputs[0], op.remat), (inputs[0],))
                 first = next(((v,) for v in before if (types[v],) == made), first)
                 known[key] = first
@@ -141,7 +141,7 @@ def made_once(
     return kept, [stands.get(v, v) for v in outputs]
 
 
-def _reshapes(op: Operation, types: Sequence[TensorType]) -> bool:
+def reshapes(op: Operation, types: Sequence[TensorType]) -> bool:
     """Whether an operation gives the elements of its operand, in their row-major order, another
     shape."""
     if len(op.inputs) != 1 or len(op.outputs) != 1 or registry.meaning(op.kernel) == "layout":

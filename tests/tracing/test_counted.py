@@ -1,0 +1,230 @@
+"""Loops that read and write at the number of their round are those that go over arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import tapestry_egg as te
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+
+Array = Any
+N, D, B = 8, 16, 32
+LAYERS, X, ROWS = (N, D, D), (B, D), (N, D)
+
+
+def layer(c: Array, w: Array) -> Array:
+    return jnp.tanh(c @ w)
+
+
+def over(w: Array, x: Array, reverse: bool = False) -> Array:
+    return lax.scan(lambda c, u: (layer(c, u), None), x, w, reverse=reverse)[0]
+
+
+def rows(w: Array, x: Array) -> Array:
+    return lax.scan(lambda c, u: (layer(c, u), c.sum(0)), x, w)
+
+
+def by_number(w: Array, x: Array) -> Array:
+    return lax.fori_loop(0, N, lambda i, c: layer(c, w[i]), x)
+
+
+def from_the_last(w: Array, x: Array) -> Array:
+    return lax.fori_loop(0, N, lambda i, c: layer(c, w[N - 1 - i]), x)
+
+
+def by_numbers_given(w: Array, x: Array) -> Array:
+    return lax.scan(lambda c, i: (layer(c, w[i]), None), x, jnp.arange(N))[0]
+
+
+def until(w: Array, x: Array) -> Array:
+    end = lax.while_loop(lambda s: s[0] < N, lambda s: (s[0] + 1, layer(s[1], w[s[0]])), (0, x))
+    return end[1]
+
+
+def checkpointed(w: Array, x: Array) -> Array:
+    return lax.fori_loop(0, N, jax.checkpoint(lambda i, c: layer(c, w[i])), x)
+
+
+def over_checkpointed(w: Array, x: Array) -> Array:
+    return lax.scan(jax.checkpoint(lambda c, u: (layer(c, u), None)), x, w)[0]
+
+
+def setting(w: Array, x: Array) -> Array:
+    def each(i: Array, s: Any) -> Any:
+        return layer(s[0], w[i]), s[1].at[i].set(s[0].sum(0))
+
+    return lax.fori_loop(0, N, each, (x, jnp.ones(ROWS)))
+
+
+def updating(w: Array, x: Array) -> Array:
+    def each(i: Array, s: Any) -> Any:
+        row = lax.dynamic_update_index_in_dim(s[1], s[0].sum(0), i, 0)
+        return layer(s[0], w[i]), row
+
+    return lax.fori_loop(0, N, each, (x, jnp.zeros(ROWS)))
+
+
+def adding(w: Array, x: Array) -> Array:
+    def each(i: Array, s: Any) -> Any:
+        return layer(s[0], w[i]), s[1].at[i].add(s[0].sum(0))
+
+    return lax.fori_loop(0, N, each, (x, jnp.zeros(ROWS)))
+
+
+def blocks(x: Array) -> Array:
+    def each(i: Array, s: Any) -> Any:
+        part = lax.dynamic_slice(x, (8 * i, 0), (8, D))
+        return s[0] + part.T @ part, lax.dynamic_update_slice(s[1], jnp.sin(part), (8 * i, 0))
+
+    return lax.fori_loop(0, B // 8, each, (jnp.zeros((D, D)), x))
+
+
+def over_blocks(x: Array) -> Array:
+    def each(c: Array, part: Array) -> Any:
+        return c + part.T @ part, jnp.sin(part)
+
+    total, parts = lax.scan(each, jnp.zeros((D, D)), x.reshape(-1, 8, D))
+    return total, parts.reshape(B, D)
+
+
+def derived(f: Callable[..., Array]) -> Callable[..., Array]:
+    return jax.grad(lambda *xs: sum(x.sum() for x in jax.tree.leaves(f(*xs))))
+
+
+Case = tuple[Callable[..., Array], Callable[..., Array], list[tuple[int, ...]]]
+#: A loop that counts, the one that goes over arrays, and the shapes of the arguments.
+SAME: dict[str, Case] = {
+    "a slice by number": (by_number, over, [LAYERS, X]),
+    "from the last": (from_the_last, lambda w, x: over(w, x, True), [LAYERS, X]),
+    "numbers given": (by_numbers_given, over, [LAYERS, X]),
+    "until": (until, over, [LAYERS, X]),
+    "checkpointed": (checkpointed, over_checkpointed, [LAYERS, X]),
+    "rows set": (setting, rows, [LAYERS, X]),
+    "rows updated": (updating, rows, [LAYERS, X]),
+    "rows added": (adding, rows, [LAYERS, X]),
+    "blocks": (blocks, over_blocks, [(B, D)]),
+    "gradient by number": (derived(by_number), derived(over), [LAYERS, X]),
+    "gradient of checkpointed": (derived(checkpointed), derived(over_checkpointed), [LAYERS, X]),
+}
+
+
+def loops(graph: BlockGraph) -> list[tuple[int, int, int, int]]:
+    """Of each loop what it takes, carries, goes over and stacks."""
+
+    def of(op: Operation) -> tuple[int, int, int, int]:
+        first, carried = int(op.params["num_consts"]), int(op.params["num_carry"])
+        return first, carried, len(op.inputs) - first - carried, len(op.outputs) - carried
+
+    return [of(op) for op in graph.operations if op.is_scan]
+
+
+def drawn(shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    draw = np.random.default_rng(0)
+    return [draw.normal(size=s) for s in shapes]
+
+
+def agrees(function: Callable[..., Array], arguments: list[np.ndarray]) -> None:
+    """The numbers of a plan are those of `jax.jit`."""
+    settings = te.Settings(front=False)
+    plan = te.optimize(te.trace(function, *arguments), "h100:8", settings=settings).best()
+    wanted = jax.tree.leaves(jax.jit(function)(*arguments))
+    got = jax.tree.leaves(te.compile(plan)(*arguments))
+    for a, b in zip(got, wanted, strict=True):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", SAME)
+def test_a_loop_that_counts_goes_over_arrays(case: str) -> None:
+    counting, going, shapes = SAME[case]
+    with jax.enable_x64(True):
+        arguments = drawn(shapes)
+        graphs = [te.trace(f, *arguments).graph for f in (counting, going)]
+        assert loops(graphs[0]) == loops(graphs[1])
+        kernels = [sorted(op.kernel for op in g.walk()) for g in graphs]
+        extra = {"reshape", "squeeze", "broadcast_in_dim", "mul", "add", "add_any"}
+        assert [k for k in kernels[0] if k not in extra] == [
+            k for k in kernels[1] if k not in extra
+        ]
+        agrees(counting, arguments)
+
+
+def other(i: Array, c: Array, w: Array) -> Array:
+    return layer(c, w[N - 1 - i]) + layer(c, w[i])
+
+
+STAYS: dict[str, tuple[Callable[..., Array], list[tuple[int, ...]], int]] = {
+    "in both orders": (
+        lambda w, x: lax.fori_loop(0, N, lambda i, c: other(i, c, w), x),
+        [LAYERS, X],
+        1,
+    ),
+    "not all rows": (
+        lambda w, x: lax.fori_loop(1, N, lambda i, c: layer(c, w[i]), x),
+        [LAYERS, X],
+        0,
+    ),
+    "beyond the end": (
+        lambda w, x: lax.fori_loop(
+            2, N + 2, lambda i, c: layer(c, lax.dynamic_index_in_dim(w, i, keepdims=False)), x
+        ),
+        [LAYERS, X],
+        0,
+    ),
+    "a column": (lambda x: lax.fori_loop(0, D, lambda i, c: c + x[:, i], jnp.ones(B)), [X], 0),
+    "rows that are read": (
+        lambda x: lax.fori_loop(1, B, lambda i, d: d.at[i].set(d[i - 1] + x[i]), jnp.ones(X)),
+        [X],
+        0,
+    ),
+    "rows renewed": (
+        lambda x: lax.fori_loop(0, B, lambda i, d: d.at[i].set(d[i] * x[i]), jnp.ones(X)),
+        [X],
+        1,
+    ),
+    "rows set twice": (
+        lambda x: lax.fori_loop(0, B, lambda i, d: d.at[i // 2].set(x[i]), jnp.ones(X)),
+        [X],
+        1,
+    ),
+    "a total that is read": (
+        lambda x: lax.fori_loop(
+            0, B, lambda i, s: (s[0].at[i].set(x[i]), s[1] + s[0].sum()), (jnp.ones(X), 0.0)
+        ),
+        [X],
+        1,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", STAYS)
+def test_what_is_no_slice_of_every_round_stays(case: str) -> None:
+    """Such loops have the numbers of `jax.jit`, and go over what they can."""
+    function, shapes, over = STAYS[case]
+    with jax.enable_x64(True):
+        arguments = drawn(shapes)
+        ((*_, streams, stacks),) = loops(te.trace(function, *arguments).graph)
+        assert (streams, stacks) == (over, 0)
+        agrees(function, arguments)
+
+
+def test_what_counts_is_known_after_the_loop() -> None:
+    def function(w: Array) -> Any:
+        def each(s: Any, u: Array) -> Any:
+            return (s[0] + 3, s[1] + u), (s[0] * 2, s[0] % 2 == 0)
+
+        return lax.scan(each, (jnp.int32(5), jnp.zeros(D)), w)
+
+    (w,) = drawn([ROWS])
+    w = w.astype(np.float32)
+    assert loops(te.trace(function, w).graph) == [(0, 1, 1, 0)]
+    got = jax.tree.leaves(te.compile(te.optimize(te.trace(function, w), "h100:2").best())(w))
+    for a, b in zip(got, jax.tree.leaves(function(w)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
