@@ -108,6 +108,11 @@ _TRIALS = 12
 _WORTH = 2e-4
 
 
+# A sum counts nothing for what may be computed in its reader, be it stored: of programs of so many
+# operations, kinds of change are put before the judge as well that only leave some out.
+_FEW = 64
+
+
 #: class -> position of a node: a change to make
 Move = Mapping[int, int]
 
@@ -150,17 +155,19 @@ def choose(
 
     def promising() -> list[int] | None:
         """Kinds that the judge has not refused and whose sum says that they save enough, the best
-        first; None where the work is done."""
+        first, or, of small programs, that less is computed for the same; None where the work is
+        done."""
         gains = []
         for number, moves in enumerate(kinds):
             if work.units >= most:
                 return None
-            before = state.total
+            before, live = state.total, state.live
             done = state.make(moves) if number not in refused else []
-            gains.append((before - state.total, -number))
+            gains.append((before - state.total, live - state.live, -number))
             state.undo(done, before)
-        least = _WORTH * state.total
-        return [-negated for gain, negated in sorted(gains, reverse=True) if gain > least]
+        least, few = _WORTH * state.total, state.live <= _FEW
+        gains.sort(reverse=True)
+        return [-negated for gain, less, negated in gains if gain > least or (few and less > 0)]
 
     rounds = 0
     while True:
@@ -237,10 +244,11 @@ class _State:
         self.costs = [[cost_of(n, seconds) for n in nodes] for nodes in terms.nodes]
         self.pick = list(pick)
         self.uses = [0] * len(terms.nodes)
-        self.total = 0.0
+        self.total, self.live = 0.0, 0
 
     def make(self, moves: Sequence[Move]) -> list[Move]:
-        """Make those changes that lower the total and leave no cycle; how to undo them."""
+        """Make those changes that lower the total, or compute less for the same, and leave no cycle;
+        how to undo them."""
         done: list[Move] = []
         for move in moves:
             live = {c: k for c, k in move.items() if self.uses[c] and self.pick[c] != k}
@@ -248,8 +256,10 @@ class _State:
             if not live or any(self.pick[d] < 0 for d in operands):
                 continue
             before, old = self.total, {c: self.pick[c] for c in live}
+            least, several = _LEAST * before, self.live
             self._switch(live)
-            if self.total < before - _LEAST * before and not self._cyclic(live):
+            as_much = self.total <= (1.0 + _WORTH) * before and self.live < several
+            if (self.total < before - least or as_much) and not self._cyclic(live):
                 done.append(old)
             else:
                 self._switch(old)
@@ -272,6 +282,7 @@ class _State:
             uses[d] += 1
             if uses[d] == 1:
                 k = self.pick[d]
+                self.live += 1
                 self.total += self.weights[d] * self.costs[d][k]
                 stack.extend(self.nodes[d][k].operands)
         self.work.add(steps, 0)
@@ -284,6 +295,7 @@ class _State:
             uses[d] -= 1
             if uses[d] == 0:
                 k = self.pick[d]
+                self.live -= 1
                 self.total -= self.weights[d] * self.costs[d][k]
                 stack.extend(self.nodes[d][k].operands)
         self.work.add(steps, 0)

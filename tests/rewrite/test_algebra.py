@@ -235,6 +235,31 @@ def test_a_loss_takes_as_long_however_it_picks_the_label() -> None:
     assert max(seconds) < 1.01 * min(seconds)
 
 
+SCANS = [(jax.lax.cumsum, False), (jax.lax.cumsum, True), (jax.lax.cummax, False)]
+
+
+@pytest.mark.parametrize(("scan", "gradient"), SCANS)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_scans_from_the_end_take_as_long_by_reversals(scan: Any, gradient: bool, axis: int) -> None:
+    """What the sum of the parts counts as free may be stored: fewer operations are worth a trial."""
+
+    def turned(x: Any) -> Any:
+        return jnp.flip(scan(jnp.flip(x, axis), axis=axis), axis)
+
+    def given(x: Any) -> Any:
+        return scan(x, axis=axis, reverse=True)
+
+    def plan(f: Any) -> Any:
+        made = jax.grad(lambda x: jnp.tanh(f(x)).sum()) if gradient else f
+        return te.optimize(
+            te.trace(made, struct(2048, 2048)), "h100:8", settings=Settings(front=False)
+        )
+
+    took = [plan(f).best().costs for f in (turned, given)]
+    assert took[0].seconds <= 1.01 * took[1].seconds
+    assert took[0].peak_bytes <= 1.01 * took[1].peak_bytes
+
+
 def test_jit_runs_a_better_form() -> None:
     def step(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
         return jnp.tanh(two(x, w, v))

@@ -75,7 +75,7 @@ def adding(w: Array, x: Array) -> Array:
     def each(i: Array, s: Any) -> Any:
         return layer(s[0], w[i]), s[1].at[i].add(s[0].sum(0))
 
-    return lax.fori_loop(0, N, each, (x, jnp.zeros(ROWS)))
+    return lax.fori_loop(0, N, each, (x, jnp.ones(ROWS)))
 
 
 def blocks(x: Array) -> Array:
@@ -202,6 +202,18 @@ STAYS: dict[str, tuple[Callable[..., Array], list[tuple[int, ...]], int]] = {
         1,
     ),
 }
+
+
+def read_at_once(i: Array, s: Any, x: Array) -> Any:
+    made = s[0].at[i].set(x[i])
+    return made, s[1] + made.sum()
+
+
+STAYS["a row that is read at once"] = (
+    lambda x: lax.fori_loop(0, B, lambda i, s: read_at_once(i, s, x), (jnp.ones(X), 0.0)),
+    [X],
+    1,
+)
 
 
 @pytest.mark.parametrize("case", STAYS)
