@@ -7,8 +7,8 @@ constant of the loop of which each round takes the next part becomes an array th
 over. A carried array of which each round writes the next part, or adds to it, and that is read by
 nothing else, becomes a stack of these parts. What numbers the rounds is known after the loop.
 
-Rows that are read along another dim, or not all of them, stay as they are: XLA takes them out of
-the array where it lies, and would copy them first.
+Rows that are read along another dim stay as they are: XLA takes them out of the array where it
+lies, and would copy them first.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tapestry_egg.errors import TemplateError
+from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, numbered, reached
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
@@ -31,6 +32,19 @@ from .spelled import Spelled, at
 
 #: Loops of more rounds are not looked at.
 _MOST = 1 << 16
+
+
+@dataclass(frozen=True)
+class Window:
+    """The `part` of an array that each round reads or writes: so many `rows` along `dim`, those of
+    all rounds from `start` on; of the last round first, if they come `backward`."""
+
+    array: int
+    part: int
+    dim: int
+    start: int
+    rows: int
+    backward: bool
 
 
 @dataclass
@@ -113,27 +127,34 @@ class Rounds:
         if found.shape == (self.length,):
             self.numbers[x.outputs[0]] = found
 
-    def window(self, x: Operation) -> tuple[int, int, bool] | None:
-        """The array of which an operation reads or writes a window, the window, and whether the
-        last round has the first: where the windows of all rounds are the array, one after another
-        along its first dim. None for anything else."""
+    def window(self, x: Operation) -> Window | None:
+        """What an operation reads or writes of an array, where the windows of all rounds follow one
+        another along a dim; None for anything else."""
         (body,) = self.op.regions
         places = _places(body, x)
         if places is None:
             return None
-        array, window, at = places
-        whole, shape = body.values[array].shape, body.values[window].shape
+        array, part, at = places
+        whole, shape = body.values[array].shape, [*body.values[part].shape]
         starts = [np.zeros(self.length, int) if v is None else self.numbers.get(v) for v in at]
-        if not whole or any(one is None for one in starts):
+        known = [one.astype(np.int64) for one in starts if one is not None]
+        if not whole or len(known) < len(whole):
             return None
-        rows = whole[0] // self.length
-        inside = shape if len(shape) == len(whole) else (1, *shape)
-        if inside != (rows, *whole[1:]) or rows * self.length != whole[0]:
-            return None
-        first = np.asarray(starts[0]).astype(np.int64)
-        in_turn = rows * np.arange(self.length)
-        backward = self.length > 1 and bool((first == in_turn[::-1]).all())
-        return (array, window, backward) if backward or (first == in_turn).all() else None
+        moving = [d for d, one in enumerate(known) if at[d] is not None and one.any()] or [0]
+        d, *others = moving
+        if len(shape) < len(whole):
+            shape.insert(d, 1)
+        start, rows = int(known[d].min()), shape[d]
+        in_turn = start + rows * np.arange(self.length)
+        backward = self.length > 1 and bool((known[d] == in_turn[::-1]).all())
+        inside = start >= 0 and start + rows * self.length <= whole[d]
+        full = all(n == m for e, (n, m) in enumerate(zip(whole, shape, strict=True)) if e != d)
+        in_order = backward or bool((known[d] == in_turn).all())
+        return (
+            Window(array, part, d, start, rows, backward)
+            if inside and full and in_order and not others
+            else None
+        )
 
 
 def _places(body: BlockGraph, x: Operation) -> tuple[int, int, list[int | None]] | None:
@@ -157,11 +178,11 @@ def _places(body: BlockGraph, x: Operation) -> tuple[int, int, list[int | None]]
         return None
     numbered, batch, _, single, inside = NAMES["writing"]
     dims, (array, number, window, *_) = x.params["dimension_numbers"], x.inputs
-    rows = [*range(body.values[window].rank)]
-    one = body.values[number].shape == (1,) and not dims[batch]
-    if not one or [list(dims[k]) for k in (numbered, single, inside)] != [[0], [0], rows]:
+    rows, at = [*range(body.values[window].rank)], dims[numbered]
+    one = body.values[number].shape == (1,) and not dims[batch] and len(at) == 1
+    if not one or [*dims[single]] != [*at] or [*dims[inside]] != rows:
         return None
-    return array, window, [number, *[None] * len(rows)]
+    return array, window, [number if d == at[0] else None for d in range(len(rows) + 1)]
 
 
 def _writes(body: BlockGraph, x: Operation) -> bool:
@@ -203,10 +224,11 @@ class Loop:
     rounds: Rounds
     around: Spelled
     known: Known
-    # Per array of which each round reads a part: the array outside, and its part in the body.
-    streams: dict[int, tuple[int, int]] = field(default_factory=dict)
-    # Per carry that becomes a stack: the part of each round, and whether that is added.
-    parts: dict[int, tuple[int, bool]] = field(default_factory=dict)
+    # Per array of which each round reads so many rows from a first one on: the stack of the parts
+    # outside, and the part in the body.
+    streams: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    # Per carry that becomes a stack: the part of each round, its window, and whether it is added.
+    parts: dict[int, tuple[int, Window, bool]] = field(default_factory=dict)
     stands: dict[int, int] = field(default_factory=dict)  # in the body
 
     def __post_init__(self) -> None:
@@ -233,13 +255,12 @@ class Loop:
             self.inside.like = at(x)
             found = None if x.regions or x.effectful else self.rounds.window(x)
             made = x.outputs[0] if x.outputs else -1
-            if found is not None and (k := self._written_by(x, *found)) is not None:
-                shape = self._part(self.body.inputs[self.first + k])
-                part = self._in_shape(found[1], shape)
+            if found is not None and (k := self._written_by(x, found)) is not None:
                 added = registry.meaning(x.kernel) == "adding" or self.body.outputs[k] != made
-                self.parts[k] = part, added
+                part = self._in_shape(found.part, self._shape(found))
+                self.parts[k] = part, found, added
                 gone |= {made, self.body.outputs[k]}
-            elif found is not None and (one := self._read_by(x, *found)) is not None:
+            elif found is not None and (one := self._read_by(x, found)) is not None:
                 shape = self.body.values[made].shape
                 self.stands[made], views[made] = self.inside.reshaped(one, shape), one
             elif self._gives_back(x, views):
@@ -271,18 +292,18 @@ class Loop:
             self.backward = backward
         return backward == self.backward or self.rounds.length == 1
 
-    def _part(self, array: int) -> tuple[int, ...]:
+    def _shape(self, window: Window) -> tuple[int, ...]:
         """The shape of the part of an array that each round has."""
-        rows, *others = self.body.values[array].shape
-        each = rows // self.rounds.length
-        return tuple(others) if each == 1 else (each, *others)
+        shape = [*self.body.values[window.array].shape]
+        shape[window.dim : window.dim + 1] = [window.rows] if window.rows > 1 else []
+        return tuple(shape)
 
-    def _written_by(self, x: Operation, array: int, part: int, backward: bool) -> int | None:
+    def _written_by(self, x: Operation, window: Window) -> int | None:
         """The carry of which an operation writes the part of this round, or adds it; None if there
-        is no such carry, or anything else reads it."""
-        if part in x.outputs:
+        is no such carry, or anything else reads it, or some of it is kept."""
+        if window.part in x.outputs:
             return None
-        (made,), last = x.outputs, x
+        (made,), last, array = x.outputs, x, window.array
         if self._is_zero(array):
             (reader, *others) = self.readers.get(made, [None])
             if reader is None or others or registry.meaning(reader.kernel) != "sum":
@@ -294,7 +315,9 @@ class Loop:
             return None
         k, (result,) = carries.index(array), last.outputs
         alone = self.body.outputs[k] == result and self.readers[result] == [None]
-        return k if alone and self._agrees(backward) else None
+        added = last is not x or registry.meaning(x.kernel) == "adding"
+        all_of_it = window.rows * self.rounds.length == self.body.values[array].shape[window.dim]
+        return k if alone and (added or all_of_it) and self._agrees(window.backward) else None
 
     def _is_zero(self, array: int) -> bool:
         if array in self.body.inputs[: self.first]:
@@ -303,19 +326,24 @@ class Loop:
             number = None if array in self.body.inputs else self.numbers.number(array)
         return number is not None and bool(number == 0)
 
-    def _read_by(self, x: Operation, array: int, part: int, backward: bool) -> int | None:
+    def _read_by(self, x: Operation, window: Window) -> int | None:
         """The part of a constant of the loop that each round has; None if an operation reads
         something else."""
-        consts = self.body.inputs[: self.first]
-        if part not in x.outputs or array not in consts or not self._agrees(backward):
+        consts, array = self.body.inputs[: self.first], window.array
+        if window.part not in x.outputs or array not in consts:
             return None
-        if array not in self.streams:
-            shape = self._part(array)
-            whole = (self.rounds.length, *shape)
-            outside = self.around.reshaped(self.op.inputs[consts.index(array)], whole)
-            one = self.inside.value(self.inside.typed(array, shape))
-            self.streams[array] = outside, one
-        return self.streams[array][1]
+        whole, d = self.body.values[array].shape, window.dim
+        if any(n > 1 for n in whole[:d]) or not self._agrees(window.backward):
+            return None  # the stack would be a copy
+        key = array, window.start, window.rows
+        if key not in self.streams:
+            shape, n = self._shape(window), self.rounds.length
+            start, ends = [0] * len(whole), [*whole]
+            start[d], ends[d] = window.start, window.start + n * window.rows
+            stack = self.around.sliced(self.op.inputs[consts.index(array)], start, ends)
+            stack = self.around.reshaped(stack, (n, *shape))
+            self.streams[key] = stack, self.inside.value(self.inside.typed(array, shape))
+        return self.streams[key][1]
 
     def _gives_back(self, x: Operation, views: Mapping[int, int]) -> bool:
         """Whether an operation gives a part its own shape back."""
@@ -348,7 +376,7 @@ class Loop:
             kept += [q for q in range(self.carried, len(body.outputs)) if q not in known]
             leaving = [body.outputs[q] for q in kept]
             leaving = [self.stands.get(v, v) for v in leaving]
-            leaving += [part for part, _ in self.parts.values()]
+            leaving += [part for part, *_ in self.parts.values()]
             live, needed = reached(self.inside.operations, leaving)
             read = {k for k in gone if body.inputs[self.first + k] in needed}
             if not read:
@@ -369,7 +397,7 @@ class Loop:
         region = numbered(inside, entering, leaving)
         stacks = {
             k: self.around.value(replace(type_, shape=(n, *type_.shape)))
-            for k, (part, _) in self.parts.items()
+            for k, (part, *_) in self.parts.items()
             for type_ in [self.inside.values[part]]
         }
         self.around.operations.append(
@@ -389,10 +417,17 @@ class Loop:
 
     def _whole(self, k: int, stack: int) -> int:
         """What becomes of a carry by the parts of all rounds."""
-        before = self.op.inputs[self.first + k]
-        type_ = self.around.values[before]
-        stack = self.around.reshaped(stack, type_.shape)
+        before, (_, window, added) = self.op.inputs[self.first + k], self.parts[k]
+        type_, d = self.around.values[before], window.dim
+        rank, rows = self.around.values[stack].rank, window.rows * self.rounds.length
+        stack = self.around.transposed(stack, [*range(1, d + 1), 0, *range(d + 1, rank)])
+        stack = self.around.reshaped(stack, (*type_.shape[:d], rows, *type_.shape[d + 1 :]))
+        config = [[0, 0, 0] for _ in type_.shape]
+        config[d] = [window.start, type_.shape[d] - window.start - rows, 0]
+        if any(config[d]):
+            zero = self.around.constant(np.zeros((), decode_dtype(type_.dtype)), type_.dtype)
+            stack = self.around.padded(stack, zero, config)
         number = self.known.number(before)
-        if not self.parts[k][1] or (number is not None and number == 0):
+        if not added or (number is not None and number == 0):
             return stack
         return self.around.new("add", (before, stack), type_, {})
