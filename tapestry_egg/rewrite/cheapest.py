@@ -247,8 +247,8 @@ class _State:
         self.total, self.live = 0.0, 0
 
     def make(self, moves: Sequence[Move]) -> list[Move]:
-        """Make those changes that lower the total, or compute less for the same, and leave no cycle;
-        how to undo them."""
+        """Make those changes that lower the total, or compute less for the same, and leave no
+        cycle; how to undo them."""
         done: list[Move] = []
         for move in moves:
             live = {c: k for c, k in move.items() if self.uses[c] and self.pick[c] != k}

@@ -164,8 +164,8 @@ def _at_once(
     least_gain: float,
 ) -> tuple[Form, ...]:
     """The fastest forms of the program whose loops make of all rounds at once what they can, and
-    that with its other loops written out; none where that saves little. States stay in loops on CPUs, where a round waits for no launch, and
-    keeps what it carries in a cache."""
+    that with its other loops written out; none where that saves little. States stay in loops on
+    CPUs, where a round waits for no launch, and keeps what it carries in a cache."""
     states = target.platform != "cpu" and apart.has_states(graph)
     made = apart.with_rounds_at_once(graph, states)
     if made is graph:

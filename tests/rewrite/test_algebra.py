@@ -241,7 +241,7 @@ SCANS = [(jax.lax.cumsum, False), (jax.lax.cumsum, True), (jax.lax.cummax, False
 @pytest.mark.parametrize(("scan", "gradient"), SCANS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_scans_from_the_end_take_as_long_by_reversals(scan: Any, gradient: bool, axis: int) -> None:
-    """What the sum of the parts counts as free may be stored: fewer operations are worth a trial."""
+    """What the sum of the parts counts as free may be stored."""
 
     def turned(x: Any) -> Any:
         return jnp.flip(scan(jnp.flip(x, axis), axis=axis), axis)
