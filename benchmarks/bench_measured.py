@@ -56,7 +56,7 @@ def ultrascale(
     """The tables of the H100 runs."""
     plain = tables.judged(runs, found, launch)
     host, scale = tables.host_factor(plain), tables.factor(plain)
-    judged = tables.with_reserved(tables.judged(runs, found, launch, host))
+    judged = tables.judged(runs, found, launch, host)
     console.print(
         f"{len(judged)} of {len(runs)} runs predicted; of 1B a factor on the host's time to "
         f"dispatch: {host:.3f}, or on all seconds: {scale:.3f}"
@@ -129,12 +129,6 @@ def ultrascale(
         console.print(
             f"peak: median error {percent(peak.median)}, 90th {percent(peak.ninetieth)}, bias "
             f"{percent(peak.bias)}"
-        )
-    bare = tables.peaks(plain)
-    if bare is not None:
-        out["peak without the allocator"] = tables.plain(bare)
-        console.print(
-            f"without what the allocator keeps: {percent(bare.median)}, bias {percent(bare.bias)}"
         )
     return out
 

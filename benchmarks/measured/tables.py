@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import exp, isfinite, log
+from dataclasses import asdict, dataclass
+from math import exp, log
 from statistics import mean, median
 from typing import Any
 
-from . import held, nanotron
+from . import nanotron
 from .predict import Prediction
 from .rows import CAPACITY, Run, states_and_activations
 
@@ -22,17 +22,13 @@ SUSPECT = "64"
 @dataclass(frozen=True)
 class Judged:
     """A run beside its prediction: what devices take for a step, what the host takes to dispatch
-    it, and `seconds`, the longer of both and what follows when both are done.
-
-    `reserved` are bytes that the framework's allocator keeps beyond those in use; infinite where it
-    has not enough."""
+    it, and `seconds`, the longer of both and what follows when both are done."""
 
     run: Run
     predicted: Prediction
     device_seconds: float
     host_seconds: float
     after_seconds: float = 0.0
-    reserved: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -40,15 +36,12 @@ class Judged:
 
     @property
     def peak_bytes(self) -> float:
-        """Of one device: the plan's, what its framework's loss holds besides, and what its
-        allocator keeps."""
-        return self.predicted.peak_bytes + self.run.loss_bytes + self.reserved
+        """Of one device: the plan's, and what its framework's loss holds besides."""
+        return self.predicted.peak_bytes + self.run.loss_bytes
 
     @property
     def fits(self) -> bool:
-        return self.predicted.peak_bytes + self.run.loss_bytes <= CAPACITY and isfinite(
-            self.reserved
-        )
+        return self.peak_bytes <= CAPACITY
 
 
 def with_attention(run: Run, made: Prediction) -> float:
@@ -84,11 +77,6 @@ def judged(
             copying = nanotron.copies(run) * launch
             out.append(Judged(run, made, devices, dispatching, copying))
     return out
-
-
-def with_reserved(rows: Sequence[Judged]) -> list[Judged]:
-    """The same rows with what PyTorch's allocator keeps when it serves nanotron's requests."""
-    return [replace(row, reserved=held.reserved_bytes(row.run, row.host_seconds)) for row in rows]
 
 
 def host_factor(rows: Sequence[Judged], model: str = "1B") -> float:
