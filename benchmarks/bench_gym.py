@@ -50,8 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         name = str(path.relative_to(root))
         row = {**_ours(path, options.seconds, options.seed), "name": name}
         row["best"] = best.get(name, {}).get("best")
-        if not options.no_greedy:
-            row["greedy"] = _greedy(path)
+        row["greedy"] = _greedy(path)
         rows.append(row)
         print(_line(row), flush=True)
     return _summary(rows)
@@ -178,7 +177,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=10.0, help="per file (default 10)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files whose path contains this")
-    parser.add_argument("--no-greedy", action="store_true", help="without greedy-DAG")
     return parser
 
 

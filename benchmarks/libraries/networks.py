@@ -9,20 +9,6 @@ import numpy as np
 from . import Program
 
 
-def transformers_gpt2() -> Program:
-    """The logits of a small GPT-2."""
-    from transformers import FlaxGPT2LMHeadModel, GPT2Config
-
-    model = FlaxGPT2LMHeadModel(
-        GPT2Config(vocab_size=512, n_positions=64, n_embd=128, n_layer=2, n_head=4), seed=0
-    )
-
-    def forward(params, tokens):
-        return model(tokens, params=params).logits
-
-    return forward, (model.params, jnp.asarray(np.arange(4 * 48).reshape(4, 48) % 512))
-
-
 def transformers_bert_step() -> Program:
     """Gradients of a small BERT classifier with dropout."""
     import optax
@@ -77,16 +63,3 @@ def dynamax_kalman() -> Program:
         return found.smoothed_means, found.marginal_loglik
 
     return smooth, (params, jax.random.normal(jax.random.key(1), (16, 32, 2)))
-
-
-def dynamax_hmm() -> Program:
-    """A step of expectation maximization for a Gaussian hidden Markov model."""
-    from dynamax.hidden_markov_model import GaussianHMM
-
-    model = GaussianHMM(num_states=4, emission_dim=2)
-    params, _ = model.initialize(jax.random.PRNGKey(0))
-
-    def expectation(params, series):
-        return jax.vmap(lambda y: model.e_step(params, y)[1])(series)
-
-    return expectation, (params, jax.random.normal(jax.random.key(1), (8, 40, 2)))

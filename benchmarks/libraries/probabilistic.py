@@ -48,45 +48,6 @@ def numpyro_nuts() -> Program:
     return kernel, (state,)
 
 
-def numpyro_svi() -> Program:
-    """A step of stochastic variational inference with an automatic guide."""
-    import numpyro
-    import numpyro.distributions as dist
-    from numpyro.infer import SVI, Trace_ELBO
-    from numpyro.infer.autoguide import AutoNormal
-
-    def model(x, y):
-        w = numpyro.sample("w", dist.Normal(jnp.zeros(8), 1.0).to_event(1))
-        sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 1.0))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("y", dist.Normal(x @ w, sigma), obs=y)
-
-    x = jax.random.normal(jax.random.key(0), (256, 8))
-    y = x @ jnp.linspace(-1.0, 1.0, 8)
-    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-2), Trace_ELBO(num_particles=4))
-    return svi.update, (svi.init(jax.random.PRNGKey(0), x, y), x, y)
-
-
-def blackjax_hmc() -> Program:
-    """Steps of Hamiltonian Monte Carlo in many chains."""
-    import blackjax
-
-    def density(x):
-        return -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x[1:] * x[:-1])
-
-    sampler = blackjax.hmc(density, 0.1, jnp.ones(8), 5)
-
-    def chain(key, x):
-        def one(state, key):
-            state, _ = sampler.step(key, state)
-            return state, state.position
-
-        return jax.lax.scan(one, sampler.init(x), jax.random.split(key, 4))[1]
-
-    keys = jax.random.split(jax.random.key(0), 32)
-    return jax.vmap(chain), (keys, jax.random.normal(jax.random.key(1), (32, 8)))
-
-
 def blackjax_smc() -> Program:
     """A step of tempered sequential Monte Carlo."""
     import blackjax

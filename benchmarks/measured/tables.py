@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from math import exp, log
 from statistics import mean, median
 from typing import Any
 
@@ -102,13 +101,6 @@ def distinct(rows: Sequence[Judged]) -> list[Judged]:
     return out
 
 
-def factor(rows: Sequence[Judged], model: str = "1B") -> float:
-    """The one factor on predicted seconds: the geometric mean of measured over predicted on the
-    runs of one model."""
-    ratios = [log(r.run.seconds / r.seconds) for r in rows if r.run.ran and r.run.group[0] == model]
-    return exp(mean(ratios)) if ratios else 1.0
-
-
 @dataclass(frozen=True)
 class Errors:
     """Relative errors: how many, their median, mean and 90th percentile, and the median bias."""
@@ -120,9 +112,13 @@ class Errors:
     bias: float
 
 
-def errors(rows: Sequence[Judged], scale: float = 1.0) -> Errors | None:
-    """Errors of the tokens per second of runs that ran, `scale` times as many seconds predicted."""
-    signed = sorted(r.run.seconds / (r.seconds * scale) - 1 for r in rows if r.run.ran)
+def errors(rows: Sequence[Judged]) -> Errors | None:
+    """Errors of the tokens per second of runs that ran."""
+    return _errors(r.run.seconds / r.seconds - 1 for r in rows if r.run.ran)
+
+
+def _errors(signed: Iterable[float]) -> Errors | None:
+    signed = list(signed)
     if not signed:
         return None
     sizes = sorted(map(abs, signed))
@@ -221,12 +217,7 @@ def fit(rows: Sequence[Judged]) -> Fit:
 def peaks(rows: Sequence[Judged]) -> Errors | None:
     """Relative errors of peak bytes of runs that ran."""
     known = [r for r in rows if r.run.ran and r.run.peak_bytes]
-    signed = sorted(r.peak_bytes / r.run.peak_bytes - 1 for r in known)
-    if not signed:
-        return None
-    sizes = sorted(map(abs, signed))
-    at = min(len(sizes) - 1, int(0.9 * len(sizes)))
-    return Errors(len(sizes), median(sizes), mean(sizes), sizes[at], median(signed))
+    return _errors(r.peak_bytes / r.run.peak_bytes - 1 for r in known)
 
 
 def plain(value: Any) -> Any:
