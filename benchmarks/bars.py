@@ -142,18 +142,18 @@ def _demo() -> float:
 
 
 def _first_calls(which: str) -> float:
-    """Medians over programs of other libraries: first calls beside `jax.jit`'s."""
-    if not importlib.util.find_spec("equinox") or not importlib.util.find_spec("haiku"):
+    """Programs of other libraries: first calls beside `jax.jit`'s, or how many went wrong."""
+    if not importlib.util.find_spec("numpyro") or not importlib.util.find_spec("haiku"):
         raise Absent("libraries of benchmarks/libraries")
     import tempfile
 
+    from benchmarks.bench_strangers import bad, median_ratio
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.json"
-        _command("benchmarks.bench_libraries", "--json", str(path), "--limit", "120")
-        told = json.loads(path.read_text())
-    if which == "different":
-        return float(sum(row["outcome"] != "equal" for row in told["programs"].values()))
-    return float(told["totals"]["median ratio of seconds"])
+        _command("benchmarks.bench_strangers", "--calls", "--json", str(path))
+        rows = json.loads(path.read_text())
+    return float(sum(map(bad, rows.values()))) if which == "different" else median_ratio(rows)
 
 
 def _tables() -> float:

@@ -1,7 +1,6 @@
-"""Extraction from public e-graphs, beside HiGHS and CP-SAT on the textbook program.
+"""Extraction from public e-graphs, beside the best known values.
 
-    python -m benchmarks.bench_gym FOLDER --seconds 10             # or TAPESTRY_GYM=FOLDER
-    python -m benchmarks.bench_gym FOLDER --seconds 10 --baselines
+    python -m benchmarks.bench_gym FOLDER --seconds 10     # or TAPESTRY_GYM=FOLDER
 
 The folder has egraph-serialize files (.json or .json.gz, in folders), as extraction-gym's
 (github.com/egraphs-good/extraction-gym), and may have a `best_known.json`: file -> {"best",
@@ -21,30 +20,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.extract.gym import formats
-from tapestry_egg.extract.gym.check import evaluate
 from tapestry_egg.extract.gym.egraph.form import working_form
 from tapestry_egg.extract.gym.egraph.greedy import cost_of, greedy_dag
 
-from . import textbook
-
 #: Values that differ by less than this share are equal.
 _TIE = 1e-7
-
-#: Bytes of memory for a baseline on one file.
-_MEMORY = 6 << 30
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure every file of the folder; returns 1 where a value is worse than the best known."""
     options = _parser().parse_args(arguments)
-    if options.one:
-        return _one(options.one, options.folder, options.seconds)
     folder = options.folder or os.environ.get("TAPESTRY_GYM", "")
     if not folder or not Path(folder).is_dir():
         print("no folder of e-graphs: nothing to measure")
@@ -55,18 +45,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = root / "best_known.json"
     best = json.loads(known.read_text()) if known.is_file() else {}
     rows = []
-    print(_HEAD + ("  highs             cp-sat" if options.baselines else ""), flush=True)
+    print(_HEAD, flush=True)
     for path in files:
         name = str(path.relative_to(root))
         row = {**_ours(path, options.seconds, options.seed), "name": name}
         row["best"] = best.get(name, {}).get("best")
-        if not options.no_greedy:
-            row["greedy"] = _greedy(path)
-        if options.baselines:
-            row |= {s: _baseline(path, s, options.seconds) for s in ("highs", "cp-sat")}
+        row["greedy"] = _greedy(path)
         rows.append(row)
         print(_line(row), flush=True)
-    return _summary(rows, options.seconds, options.baselines)
+    return _summary(rows)
 
 
 _HEAD = (
@@ -145,38 +132,6 @@ def _greedy(path: Path) -> float | None:
     return None if chosen is None else cost_of(form, chosen) / form.scale
 
 
-def _one(solver: str, path: str, seconds: float) -> int:
-    """One baseline on one file, as JSON; it may take `_MEMORY` bytes."""
-    with suppress(ImportError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_DATA, (_MEMORY, _MEMORY))
-    problem, _ = formats.read(path)
-    found = (textbook.highs if solver == "highs" else textbook.cp_sat)(problem, seconds)
-    value = None
-    if found.choice is not None:
-        checked = evaluate(problem, found.choice)
-        value = float(checked.cost) if checked.feasible else None
-    print(json.dumps({"value": value, "bound": found.bound, "proven": found.proven}))
-    return 0
-
-
-def _baseline(path: Path, solver: str, seconds: float) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.bench_gym", str(path), "--one", solver]
-    started = time.perf_counter()
-    try:
-        done = subprocess.run(
-            [*command, "--seconds", str(seconds)],
-            capture_output=True,
-            text=True,
-            timeout=1.5 * seconds + 10.0,  # reading and what a solver takes beyond its limit
-        )
-        found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    except (subprocess.TimeoutExpired, IndexError, ValueError):
-        found = {"value": None, "bound": None, "proven": False}
-    return {**found, "wall": time.perf_counter() - started}
-
-
 def _line(row: dict[str, Any]) -> str:
     text = (
         f"{row['name'][-46:]:46} {row.get('nodes', 0):>6} {_show(row['value']):>13} "
@@ -185,10 +140,6 @@ def _line(row: dict[str, Any]) -> str:
     )
     if row["value"] is None:
         text += f" {row.get('reason') or row.get('error')}"
-    for solver in ("highs", "cp-sat"):
-        if solver in row:
-            b = row[solver]
-            text += f"  {_show(b['value'])}{'*' if b['proven'] else ''} {b['wall']:.1f} s"
     return text
 
 
@@ -202,7 +153,7 @@ def _worse(value: float | None, than: float | None) -> bool:
     return value is None or value > than + _TIE * abs(than)
 
 
-def _summary(rows: list[dict[str, Any]], seconds: float, baselines: bool) -> int:
+def _summary(rows: list[dict[str, Any]]) -> int:
     proven = sum(bool(r.get("proven")) for r in rows)
     walls = sorted(r["wall"] for r in rows)
     print(
@@ -215,24 +166,7 @@ def _summary(rows: list[dict[str, Any]], seconds: float, baselines: bool) -> int
     greedy = [r["name"] for r in rows if _worse(r["value"], r.get("greedy"))]
     print(f"worse than the best known: {worse or 'none'}; better: {better or 'none'}")
     print(f"above greedy-DAG: {greedy or 'none'}")
-    if baselines:
-        print(f"solved within {seconds:g} s, and seconds in all, each file at most {seconds:g}:")
-        print(_total("ours", [(bool(r.get("proven")), r["wall"]) for r in rows], seconds))
-        for solver in ("highs", "cp-sat"):
-            own = [(r[solver]["proven"], r[solver]["wall"]) for r in rows]
-            print(_total(solver, own, seconds))
-            best = [r["name"] for r in rows if _worse(r["value"], r[solver]["value"])]
-            without = sum(r[solver]["value"] is None for r in rows)
-            print(f"  {without} without an answer; better than ours on: {best or 'none'}")
     return int(bool(worse or greedy))
-
-
-def _total(solver: str, files: Sequence[tuple[bool, float]], seconds: float) -> str:
-    """How many files of (proven, wall seconds) were solved in time, and the time for all."""
-    # A process starts before its limit counts.
-    solved = sum(proven and wall <= seconds + 1.0 for proven, wall in files)
-    spent = sum(min(wall, seconds) if proven else seconds for proven, wall in files)
-    return f"  {solver:8} {solved:4} of {len(files)} {spent:9.1f} s"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -243,9 +177,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=10.0, help="per file (default 10)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="files whose path contains this")
-    parser.add_argument("--baselines", action="store_true", help="HiGHS and CP-SAT beside ours")
-    parser.add_argument("--no-greedy", action="store_true", help="without greedy-DAG")
-    parser.add_argument("--one", choices=("highs", "cp-sat"), help=argparse.SUPPRESS)
     return parser
 
 

@@ -1,17 +1,12 @@
 """IOPDDL: our answers against the best known ones, at the contest's time limits.
 
-    python -m benchmarks.bench_iopddl FOLDER [--letters BGP] [--seeds 3] [--share 1.0] [--front]
+    python -m benchmarks.bench_iopddl FOLDER [--letters BGP] [--seeds 3] [--share 1.0]
 
 FOLDER (or the environment's IOPDDL) holds `asplos-2025-iopddl-<A..Y>.json.gz` of
 github.com/google/iopddl; without it there is nothing to measure. Every answer is printed by
 `python -m tapestry_egg.extract` in a process of its own, whose time includes reading, and its cost
 and memory are recounted here from what was printed. Best known: the least cost that the contest's
 teams, XLA, or ti2-group/iopddl_experiments (MIT) reached, in time or later.
-
-With `--front` the limit is swept in the same time: per instance, the points, peak and cost at both
-ends (peaks as shares of the contest's limit), the cost at the contest's limit, gaps, what an answer
-may be better by than all points (epsilon), and the volume that the points dominate, as a share of
-the box between both ends on logarithmic axes.
 """
 
 from __future__ import annotations
@@ -19,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
-import math
 import os
 import resource
 import statistics
@@ -29,7 +23,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +70,8 @@ class Run:
     cpu: float
 
 
-def recounted(document: dict[str, Any], x: list[int]) -> tuple[int, int]:
-    """The cost of an answer by the contest's rules, and the most memory in use at any time."""
+def recount(document: dict[str, Any], x: list[int]) -> int:
+    """The cost of an answer by the contest's rules. Raises ValueError beyond the limit."""
     p = document["problem"]
     costs = p["nodes"]["costs"]
     total = sum(c[r] for c, r in zip(costs, x, strict=True))
@@ -94,15 +87,9 @@ def recounted(document: dict[str, Any], x: list[int]) -> tuple[int, int]:
     for t in sorted(steps):
         used += steps[t]
         most = max(most, used)
-    return int(total), most
-
-
-def recount(document: dict[str, Any], x: list[int]) -> int:
-    """The cost of an answer by the contest's rules. Raises ValueError beyond the limit."""
-    cost, most = recounted(document, x)
     if most > document["problem"]["usage_limit"]:
         raise ValueError(f"{most} is used, the limit is {document['problem']['usage_limit']}")
-    return cost
+    return int(total)
 
 
 def measured(path: Path, document: dict[str, Any], seconds: float, seed: int) -> Run:
@@ -123,61 +110,6 @@ def measured(path: Path, document: dict[str, Any], seconds: float, seed: int) ->
     return Run(cost, bound, bool(row.get("proven")), wall, cpu)
 
 
-def front_of(path: Path, document: dict[str, Any], seconds: float, seed: int) -> dict[str, Any]:
-    """The front that the command prints, its points recounted. Raises ValueError where one is not
-    what it says to be."""
-    command = [sys.executable, "-m", "tapestry_egg.extract", str(path), "--json", "--front"]
-    command += ["--seconds", str(seconds), "--seed", str(seed)]
-    begun = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    wall = time.perf_counter() - begun
-    found: dict[str, Any] = json.loads(done.stdout)
-    for point in found["points"]:
-        if recounted(document, point["choices"]) != tuple(point["values"]):
-            raise ValueError(f"{point['values']} is not what the choices come to")
-    return {**found, "wall": wall}
-
-
-def volume(points: list[tuple[int, int]]) -> float:
-    """The share of the box between the ends of a front that its points dominate, on logarithmic
-    axes: 1 where one point has the least of both, 0 for two points."""
-    points = sorted(points)
-    (low, most), (high, least) = points[0], points[-1]
-    if low <= 0 or least <= 0 or low == high or most == least:
-        return 1.0
-    area = 0.0
-    for (_, above), (cost, peak) in pairwise(points):
-        area += (math.log(high) - math.log(cost)) * (math.log(above) - math.log(peak))
-    return area / (math.log(high / low) * math.log(most / least))
-
-
-def fronts(options: argparse.Namespace) -> None:
-    """Print one line per instance's front."""
-    heads = ("points", "least peak", "its cost", "most peak", "its cost", "at the limit", "in time")
-    heads += ("worst gap", "median gap", "epsilon", "volume", "wall s")
-    print("  " + "".join(f"{h:>16}" for h in heads))
-    for letter, path, document, seconds in instances(options):
-        found = front_of(path, document, seconds, 0)
-        limit = document["problem"]["usage_limit"]
-        points = sorted(tuple(p["values"]) for p in found["points"])
-        gaps = [
-            (p["values"][0] - p["bound"]) / max(abs(p["values"][0]), 1)
-            if p["bound"] is not None
-            else float("inf")
-            for p in found["points"]
-        ]
-        (low, most), (high, least) = points[0], points[-1]
-        within = min((c for c, m in points if m <= limit), default=float("inf"))
-        epsilon = float("inf") if found["epsilon"] is None else found["epsilon"]
-        print(
-            f"{letter} {len(points):>16}{least / limit:>16.4f}{high:>16}{most / limit:>16.4f}"
-            f"{low:>16}{within:>16}{CONTEST[letter][1]:>16}{max(gaps):>16.3%}"
-            f"{statistics.median(gaps):>16.3%}{epsilon:>16.3%}{volume(points):>16.4f}"
-            f"{found['wall']:>16.1f}",
-            flush=True,
-        )
-
-
 def instances(options: argparse.Namespace) -> Iterator[tuple[str, Path, dict[str, Any], float]]:
     """Letter, path, document and seconds to search of every instance that is there."""
     for letter in options.letters:
@@ -195,13 +127,9 @@ def main() -> None:
     parser.add_argument("--letters", default="".join(CONTEST))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--share", type=float, default=1.0, help="of the contest's time limits")
-    parser.add_argument("--front", action="store_true", help="sweep the limit")
     options = parser.parse_args()
     if not options.folder or not Path(options.folder).is_dir():
         print("no folder of instances: skipped")
-        return
-    if options.front:
-        fronts(options)
         return
     heads = ("in time", "best known", "ours", "ratio", "bound", "gap", "wall s", "cpu s")
     print("  " + "".join(f"{h:>16}" for h in heads))

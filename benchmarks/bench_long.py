@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import tapestry_egg as te
-from benchmarks.bench_strategies import devices_of
+from benchmarks.devices import devices_of
 from benchmarks.zoo import ShapesOnly
 from models import llama
 from tapestry_egg.columns import columns

@@ -1,8 +1,7 @@
 """Training runs that others measured, beside what is predicted of them.
 
     python -m benchmarks.bench_measured DIRECTORY                    # all tables
-    python -m benchmarks.bench_measured DIRECTORY --only ultrascale --workers 2 --seconds 240
-    python -m benchmarks.bench_measured DIRECTORY --stale            # tables of what is there
+    python -m benchmarks.bench_measured DIRECTORY --only ultrascale --workers 2
 
 DIRECTORY holds the published measurements as CSV files; they are no part of this repository. Every
 run is written as a JAX program (`measured/programs.py`), its layouts pinned as they were, and
@@ -13,7 +12,6 @@ on training runs but one factor, on those of the 1B model, and only where a tabl
 * `ultrascale`: Llama-like 1B and 8B on 8 to 512 H100, data and tensor parallel, ZeRO 0 and 1.
 * `korthikanti`: GPTs of 22B to 1T on A100; pipelines by formula around a stage's program.
 * `mosaic`: GPTs of 125M to 70B on A100 and H100, fully sharded.
-* `machines`: GPT-7B on H100 and on GB200, tp4·pp1, and tp1·pp4 as measured.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from .measured.predict import Prediction
 from .measured.predictions import Predictions, predictions
 from .measured.rows import Run
 
-NAMES = ("ultrascale", "korthikanti", "mosaic", "machines")
+NAMES = ("ultrascale", "korthikanti", "mosaic")
 
 
 def percent(value: float | None) -> str:
@@ -55,32 +53,27 @@ def ultrascale(
 ) -> dict[str, Any]:
     """The tables of the H100 runs."""
     plain = tables.judged(runs, found, launch)
-    host, scale = tables.host_factor(plain), tables.factor(plain)
-    judged = tables.with_reserved(tables.judged(runs, found, launch, host))
+    host = tables.host_factor(plain)
+    judged = tables.judged(runs, found, launch, host)
     console.print(
         f"{len(judged)} of {len(runs)} runs predicted; of 1B a factor on the host's time to "
-        f"dispatch: {host:.3f}, or on all seconds: {scale:.3f}"
+        f"dispatch: {host:.3f}"
     )
     out: dict[str, Any] = {
         "runs": len(runs),
         "predicted": len(judged),
         "host factor": host,
-        "factor": scale,
     }
     lines = []
     for name in ("1B", "8B", "all", "all but 64 hosts"):
-        for label, rows_, s in (
-            ("as predicted", plain, 1.0),
-            ("factor on all seconds", plain, scale),
-            ("factor on the host's", judged, 1.0),
-        ):
+        for label, rows_ in (("as predicted", plain), ("factor on the host's", judged)):
             part = [
                 r
                 for r in rows_
                 if name == "all" or name == r.run.group[0]
                 or (name.startswith("all but") and r.run.group[1] != tables.SUSPECT)
             ]  # fmt: skip
-            e = tables.errors(part, s)
+            e = tables.errors(part)
             if e is not None:
                 out[f"{name} {label}"] = tables.plain(e)
                 shares = (percent(x) for x in (e.median, e.mean, e.ninetieth, e.bias))
@@ -129,12 +122,6 @@ def ultrascale(
         console.print(
             f"peak: median error {percent(peak.median)}, 90th {percent(peak.ninetieth)}, bias "
             f"{percent(peak.bias)}"
-        )
-    bare = tables.peaks(plain)
-    if bare is not None:
-        out["peak without the allocator"] = tables.plain(bare)
-        console.print(
-            f"without what the allocator keeps: {percent(bare.median)}, bias {percent(bare.bias)}"
         )
     return out
 
@@ -194,44 +181,12 @@ def mosaic(
     return out
 
 
-def machines(runs: Sequence[Run], found: Predictions, console: Console) -> dict[str, Any]:
-    """One layout after the other on two machines."""
-    out: dict[str, Any] = {}
-    for layout in dict.fromkeys(run.name.rpartition(" ")[0] for run in runs):
-        pair = [(r, found.get(r.key())) for r in runs if r.name.rpartition(" ")[0] == layout]
-        seconds = [
-            rows.pipelined(run, tables.with_attention(run, made))
-            for run, made in pair
-            if isinstance(made, Prediction)
-        ]
-        if len(seconds) < 2:
-            continue
-        ratio = seconds[0] / seconds[1]
-        out[layout] = {"seconds": seconds, "ratio": ratio}
-        first, second = (run for run, _ in pair)
-        told = f"{layout}: {seconds[0]:.3f} s and {seconds[1]:.3f} s predicted, ratio {ratio:.2f}"
-        if first.seconds and second.seconds:
-            measured = first.seconds / second.seconds
-            out[layout] |= {
-                "measured": [first.seconds, second.seconds],
-                "error": ratio / measured - 1,
-            }
-            told += (
-                f"; {first.seconds:.3f} s and {second.seconds:.3f} s measured, ratio "
-                f"{measured:.2f}: {percent(ratio / measured - 1)}"
-            )
-        console.print(told)
-    return out
-
-
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="of the CSV files")
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--out", type=Path, default=Path("out/measured"))
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="then show what is")
-    parser.add_argument("--stale", action="store_true", help="take predictions of other code, too")
     parser.add_argument("--json", type=Path, help="write the tables to this file")
     options = parser.parse_args(words)
     console = Console()
@@ -239,11 +194,6 @@ def main(words: Sequence[str] | None = None) -> int:
         "ultrascale": list(rows.ultrascale(options.directory)),
         "korthikanti": list(rows.korthikanti(options.directory)),
         "mosaic": list(rows.mosaic(options.directory)),
-        "machines": [
-            rows.seven_billion("h100"),
-            rows.seven_billion("gb200"),
-            *sorted(rows.seven_billion_pipelined(options.directory), key=lambda r: -r.seconds),
-        ],
     }
     status, out = 0, {}
     for name in options.only:
@@ -253,14 +203,8 @@ def main(words: Sequence[str] | None = None) -> int:
             def tell(done: int, of: int, name: str = name, line: Any = line) -> None:
                 line.update(f"{name}: {done} of {of} predicted")
 
-            found = predictions(
-                runs,
-                options.out / f"{name}.jsonl",
-                workers=options.workers,
-                seconds=options.seconds,
-                stale=options.stale,
-                tell=tell,
-            )
+            file = options.out / f"{name}.jsonl"
+            found = predictions(runs, file, workers=options.workers, tell=tell)
         for key, made in found.items():
             if isinstance(made, str):
                 console.print(f"{name}: {key.rsplit(')|', 1)[-1]}: {made}", style="red")
@@ -271,11 +215,9 @@ def main(words: Sequence[str] | None = None) -> int:
             out[name] = ultrascale(runs, found, launch, console)
         elif name == "korthikanti":
             out[name] = korthikanti(runs, found, console)
-        elif name == "mosaic":
+        else:
             launch = rows.launch_seconds(options.directory)
             out[name] = mosaic(runs, found, launch, console)
-        else:
-            out[name] = machines(runs, found, console)
     if options.json:
         options.json.write_text(json.dumps(out, indent=1), encoding="utf-8")
     return status

@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     import tapestry_egg as te
 
-    from .bench_strategies import devices_of
+    from .devices import devices_of
 
     try:
         devices = devices_of(options.target)

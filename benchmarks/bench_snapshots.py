@@ -2,13 +2,9 @@
 
     python -m benchmarks.bench_snapshots                     # fronts of 12 and 96 layers
     python -m benchmarks.bench_snapshots --layers 12 --seconds 20
-    python -m benchmarks.bench_snapshots --alpa 4 12 48      # the fastest plan, beside Alpa's
 
-The first table is the front over seconds, peak bytes and joules: how long its search took (the
-making of the problem included), its plans, and the largest gap. The second compares the fastest
-plan with the integer program of Alpa (Zheng et al., OSDI 2022) over the same strategies and the
-same costs of copies, one algebraic form, no memory limit, solved by HiGHS: there each reader pays
-for its own copy of a value, here readers may share one, so ours may only be faster.
+The table is the front over seconds, peak bytes and joules: how long its search took (the making of
+the problem included), its plans, and the largest gap.
 """
 
 from __future__ import annotations
@@ -20,13 +16,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
     from tapestry_egg.extract.choices.unit_choices import UnitChoices
-    from tapestry_egg.extract.problem.problem import Problem
     from tapestry_egg.graph.layout import MeshShape
     from tapestry_egg.machine.target import Target
     from tapestry_egg.schedule.schedules import Schedule
@@ -88,82 +83,6 @@ def costing_seconds(layers: int) -> float:
         return time.perf_counter() - begin
 
 
-def alpa(choices: UnitChoices) -> Problem:
-    """Alpa's problem: a variable per unit, a pair per reader of a value, with the reader's copy."""
-    from tapestry_egg.extract.problem.problem import Pair, Problem, Variable, label, merge_parallel
-
-    plan, program = choices.schedule, choices.schedule.program
-    variables, pairs = [], []
-    for u, (unit, rows) in enumerate(zip(plan.units, choices.rows, strict=True)):
-        root = program.instances[unit.root]
-        weight = program.bodies[root.body].weight if not root.port else root.weight
-        seconds = rows.seconds * weight
-        for q, v in enumerate(unit.outputs):
-            table = choices.copies[program.types[v]]
-            have, haves = label([table.number[g[q]] for g in rows.gives])
-            for r in plan.readers[v]:
-                reads = [(k, i) for k, (i, _, w) in enumerate(plan.units[r].reads) if w == v]
-                need, needs = label(
-                    [
-                        tuple(dict.fromkeys(table.number[n[k]] for k, _ in reads))
-                        for n in choices.rows[r].needs
-                    ]
-                )
-                cost = np.array(
-                    [[sum(table.seconds[a, b] for b in n) for n in needs] for a in haves]
-                )
-                cost = cost * program.instances[reads[0][1]].weight
-                if r == u:
-                    seconds = seconds + cost[have, need]
-                else:
-                    pairs.append(Pair(u, r, have, need, cost, np.zeros_like(cost)))
-        variables.append(Variable(f"unit {u}", seconds, np.zeros(len(rows))))
-    return Problem(tuple(variables), merge_parallel(pairs), 1)
-
-
-def program_of(problem: Problem) -> dict[str, Any]:
-    """The least seconds of a problem as an integer program: one column for each row of a variable
-    and for each legal pair of labels, as `milp` takes it."""
-    from scipy.optimize import Bounds, LinearConstraint
-    from scipy.sparse import coo_matrix
-
-    cost: list[float] = []
-    entries: list[tuple[int, int, float]] = []  # (constraint, column, factor)
-    right: list[float] = []
-
-    def columns(seconds: np.ndarray) -> np.ndarray:
-        """A column for each entry; none, as -1, where it is forbidden."""
-        legal = np.isfinite(seconds)
-        found = np.full(seconds.shape, -1)
-        found[legal] = np.arange(len(cost), len(cost) + int(legal.sum()))
-        cost.extend(seconds[legal].tolist())
-        return found
-
-    rows = [columns(v.seconds) for v in problem.variables]
-    for own in rows:  # one row of each
-        entries += [(len(right), k, 1.0) for k in own[own >= 0].tolist()]
-        right.append(1.0)
-    for p in problem.pairs:  # rows of a label are as many as its pairs
-        table = columns(p.seconds)
-        for v, label, pairs in ((p.a, p.label_a, table), (p.b, p.label_b, table.T)):
-            for k, mine in enumerate(pairs):
-                own = rows[v][label == k]
-                entries += [(len(right), c, 1.0) for c in own[own >= 0].tolist()]
-                entries += [(len(right), c, -1.0) for c in mine[mine >= 0].tolist()]
-                right.append(0.0)
-    where, column, factor = zip(*entries, strict=True)
-    matrix = coo_matrix((factor, (where, column)), shape=(len(right), len(cost)))
-    # Marginals of pairs are whole numbers where rows are.
-    whole = np.zeros(len(cost))
-    whole[: sum(int((own >= 0).sum()) for own in rows)] = 1
-    return {
-        "c": np.array(cost),
-        "constraints": LinearConstraint(matrix.tocsr(), right, right),
-        "integrality": whole,
-        "bounds": Bounds(0.0, 1.0),
-    }
-
-
 def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     """Search the front of one depth and print its line."""
     from tapestry_egg.extract.engine.race import Effort, race
@@ -193,36 +112,6 @@ def front(layers: int, size: Size, seconds: float, gap: float) -> None:
     )
 
 
-def beside_alpa(layers: int, size: Size, runs: int, seconds: float) -> None:
-    """The fastest plan by both, interleaved, and a line of medians."""
-    from scipy.optimize import milp
-
-    from tapestry_egg.extract.engine.race import Effort, race
-    from tapestry_egg.extract.problem.assemble import assemble
-
-    choices = choices_of(layers, size)
-    ours, theirs = [], []
-    for _ in range(runs):
-        begin = time.perf_counter()
-        (archive,) = race([assemble(choices).problem], Effort(seconds=seconds, front=False))
-        best = min(archive.candidates, key=lambda c: c.costs)
-        bound = archive.bound(np.inf, np.inf)
-        ours.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        problem = alpa(choices)
-        asked = program_of(problem)
-        found = milp(**asked, options={"time_limit": seconds, "mip_rel_gap": 1e-4})
-        theirs.append(time.perf_counter() - begin)
-    value = float("inf") if found.x is None else found.fun
-    columns = len(asked["c"])
-    print(
-        f"{layers:6} {1e3 * best.seconds:11.4f} {100 * (best.seconds / bound - 1):7.3f}% "
-        f"{median(ours):8.1f} {1e3 * value:11.4f} {1e3 * found.mip_dual_bound:11.4f} {columns:10} "
-        f"{median(theirs):8.1f} {median(theirs) / median(ours):7.1f}",
-        flush=True,
-    )
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
@@ -233,20 +122,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--gap", type=float, default=0.01, help="that is good enough (default 1 %%)"
     )
-    parser.add_argument("--alpa", type=int, nargs="*", help="layers to compare with Alpa's program")
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds per solve of either")
     options = parser.parse_args(arguments)
     size = Size()
     print(f"GPT-2 train step, {size}, {TARGET} as {MESH[0]}x{MESH[1]}\n")
-    if options.alpa is not None:
-        print(
-            f"{'layers':>6} {'ours ms':>11} {'gap':>8} {'s':>8} {'Alpa ms':>11} {'bound ms':>11} "
-            f"{'columns':>10} {'s':>8} {'times':>7}"
-        )
-        for layers in options.alpa:
-            beside_alpa(layers, size, options.runs, options.limit)
-        return 0
     print(
         f"{'layers':>6} {'variables':>9} {'entries':>12} {'s':>8} {'plans':>6} {'MiB from':>9} "
         f"{'to':>9} {'worst gap':>9} {'median':>9} {'GiB':>7}"

@@ -1,12 +1,14 @@
-"""Plans of strangers' train steps: does every one get a plan, how soon, with the right numbers?
+"""Strangers' programs: does every one get a plan, how soon, with the right numbers?
 
     python -m benchmarks.bench_strangers                       # all, full extents
     python -m benchmarks.bench_strangers --small linen nnx:gpt # small extents, by library or name
     python -m benchmarks.bench_strangers --numbers             # small, run on 8 CPU devices too
     python -m benchmarks.bench_strangers --front --work 20     # a front instead of one plan
+    python -m benchmarks.bench_strangers --calls               # first calls of te.jit, timed
     python -m benchmarks.bench_strangers --json out.json       # rows as JSON; goes on with --resume
 
-Every program of `benchmarks/strangers` runs in a process of its own. A row says
+Every train step of `benchmarks/strangers` runs in a process of its own; with `--calls`, or by name,
+those of `benchmarks/libraries` do too. A row says
 
 * operations, and wall seconds that tracing took (JAX's own tracing included);
 * C: CPU seconds in which `jax.jit` lowers and compiles the step for one CPU device;
@@ -15,6 +17,10 @@ Every program of `benchmarks/strangers` runs in a process of its own. A row says
 * how many plans, the fastest plan's seconds, the least peak, the widest gap;
 * with `--numbers`: `equal` if the fastest plan gives what `jax.jit` gives on eight CPU devices.
 
+With `--calls` it has the wall and CPU seconds from the first call to its result, under `jax.jit`
+and `te.jit` with nothing cached, on eight CPU devices. The outcome is `equal`, `differs`, `slow`
+(over two minutes), or `broken` if `jax.jit` itself fails.
+
 The passes that took longest follow with `--passes`. Exit code 1 if a program fails.
 """
 
@@ -22,15 +28,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks import strangers
+from benchmarks import libraries, strangers
 from benchmarks.agreement import (
     allowances,
     coarsest,
@@ -46,6 +53,9 @@ HEAD = (
     f"{'program':28} {'ops':>6} {'trace s':>7} {'C':>6} {'cs':>7} {'in C':>6} {'wall':>6} "
     f"{'plans':>5} {'fastest':>9} {'least peak':>10} {'gap':>7}  outcome"
 )
+HEAD_OF_CALLS = f"{'program':34} {'jax.jit':>8} {'te.jit':>8} {'ratio':>6} {'of CPU':>6}  outcome"
+#: Seconds after which a first result is late.
+SLOW = 120.0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", help="libraries, or programs as library:function")
     parser.add_argument("--small", action="store_true", help="extents of a few")
     parser.add_argument("--numbers", action="store_true", help="run the fastest plan (small)")
+    parser.add_argument("--calls", action="store_true", help="first calls of te.jit, small")
     parser.add_argument("--front", action="store_true", help="a front instead of one plan")
     parser.add_argument("--work", type=float, default=5.0, help="units of work (5)")
     parser.add_argument("--limit", type=float, default=900.0, help="wall seconds for a program")
@@ -63,16 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--resume", action="store_true", help="keep rows of the file that are well")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FILE"), help="internal")
     given = parser.parse_args(arguments)
-    given.small |= given.numbers
+    given.small |= given.numbers or given.calls
     given.target = given.target or ("cpu:8" if given.numbers else "h100:8")
     if given.child:
         return _child(given, *given.child)
     rows: dict[str, dict[str, Any]] = {}
     if given.resume and given.json and given.json.exists():
         rows = {k: v for k, v in json.loads(given.json.read_text("utf-8")).items() if not bad(v)}
-    print(HEAD, flush=True)
-    every = listed("strangers").items()
-    wanted = {n: needs for n, needs in every if not given.names or named(n, given.names)}
+    print(HEAD_OF_CALLS if given.calls else HEAD, flush=True)
+    every = listed("strangers")
+    if given.names or given.calls:
+        every |= listed("libraries")
+    wanted = {n: x for n, x in every.items() if not given.names or named(n, given.names)}
     for name, needs in wanted.items():
         if name not in rows:
             lacking = missing(needs)
@@ -84,7 +97,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.json.write_text(json.dumps(rows, indent=1), encoding="utf-8")
     failed = [n for n in wanted if bad(rows[n])]
     print(f"{len(wanted) - len(failed)} of {len(wanted)} planned")
+    if given.calls:
+        print(f"median ratio of seconds: {median_ratio(rows):.2f}")
     return int(bool(failed))
+
+
+def median_ratio(rows: dict[str, dict[str, Any]]) -> float:
+    """The median of first calls under `te.jit` over those under `jax.jit`, in wall seconds."""
+    both = [r["te"][0] / r["jax"][0] for r in rows.values() if "te" in r]
+    return statistics.median(both) if both else float("nan")
 
 
 def named(name: str, wanted: Sequence[str]) -> bool:
@@ -94,7 +115,7 @@ def named(name: str, wanted: Sequence[str]) -> bool:
 
 def bad(row: dict[str, Any]) -> bool:
     """Whether a row is of a program that failed; one that is not installed did not."""
-    return not row["outcome"].startswith(("ok", "equal", "needs"))
+    return not row["outcome"].startswith(("ok", "equal", "needs", "broken"))
 
 
 def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
@@ -102,7 +123,7 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "row.json"
         flags = [f"--work={given.work}", f"--target={given.target}"]
-        flags += [f"--{f}" for f in ("small", "numbers", "front") if getattr(given, f)]
+        flags += [f"--{f}" for f in ("small", "numbers", "calls", "front") if getattr(given, f)]
         began = time.monotonic()
         row: dict[str, Any]
         row, last = aside(
@@ -111,6 +132,8 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
             given.limit,
             JAX_PLATFORMS="cpu",
             TAPESTRY_EGG_PLAN_CACHE="off",
+            KERAS_BACKEND="jax",
+            TF_CPP_MIN_LOG_LEVEL="3",
             XLA_FLAGS="--xla_force_host_platform_device_count=8",
         )
         if "outcome" not in row:
@@ -121,6 +144,9 @@ def measure(name: str, given: argparse.Namespace) -> dict[str, Any]:
 
 def line(name: str, row: dict[str, Any], passes: bool = False) -> str:
     """One row of the table."""
+    if "jax" in row:
+        (a, b), (c, d) = row["jax"], row.get("te", (float("nan"),) * 2)
+        return f"{name:34} {a:8.2f} {c:8.2f} {c / a:6.2f} {d / b:6.2f}  {row['outcome']}"
 
     def number(key: str, form: str) -> str:
         return format(row[key], form) if row.get(key) is not None else "-"
@@ -162,24 +188,65 @@ def _child(given: argparse.Namespace, name: str, path: str) -> int:
     """Measure one program in this process, and write its row to a file."""
     row = _Row(Path(path))
     try:
-        _planned(given, name, row)
+        row.note(at="building")
+        (_called if given.calls else _planned)(given, _made(name, given.small), row)
     except Exception as error:
         traceback.print_exc()
         inner = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(inner.filename).name}:{inner.lineno}"
         told = " ".join(str(error).split())
-        row.note(outcome=f"{type(error).__name__} in {row.get('at')}: {told:.300} ({where})")
+        said = "broken: " if given.calls and row["at"] in ("building", "jax.jit") else ""
+        row.note(outcome=f"{said}{type(error).__name__} in {row.get('at')}: {told:.300} ({where})")
     return 0
 
 
-def _planned(given: argparse.Namespace, name: str, row: _Row) -> None:
+def _made(name: str, small: bool) -> strangers.Step:
+    """The program of a name, of either folder."""
+    if name in listed("strangers"):
+        return strangers.make(name, small)
+    function, arguments = libraries.make(name)
+    return strangers.Step(function, lambda: arguments, donated=())
+
+
+def _called(given: argparse.Namespace, step: strangers.Step, row: _Row) -> None:
+    import jax
+    import numpy as np
+
+    import tapestry_egg as te
+
+    jax.block_until_ready(jax.jit(lambda x: x + 1)(np.ones(3)))  # the compiler is loaded
+    made = step.arguments()
+    host = jax.device_get(jax.tree.map(plain, made))
+    found = []
+    for name, jit in (("jax", jax.jit), ("te", te.jit)):
+        row.note(at=f"{name}.jit")
+        jax.clear_caches()  # what one has traced, the other traces again
+        results, *spent = _first(jit(step.function), made)
+        found.append(results)
+        row.note(**{name: spent})
+    expected, ours = found
+    jitted = jax.jit(step.function)
+    off = difference(expected, ours, allowances(jitted, made, host, expected))
+    late = "slow" if row["te"][0] > SLOW else "equal"
+    row.note(operations=len(jax.make_jaxpr(step.function)(*made).eqns))
+    row.note(outcome=f"differs: {off}" if off else late)
+
+
+def _first(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[Any, float, float]:
+    """The results of the first call, and its wall and CPU seconds."""
+    import jax
+
+    used, began = cpu_seconds(), time.perf_counter()
+    results = jax.block_until_ready(function(*arguments))
+    return leaves_of(results), time.perf_counter() - began, cpu_seconds() - used
+
+
+def _planned(given: argparse.Namespace, step: strangers.Step, row: _Row) -> None:
     import jax
 
     import tapestry_egg as te
     from tapestry_egg.quantities import BYTES, TIME
 
-    row.note(at="building")
-    step = strangers.make(name, given.small)
     described = step.described()
     row.note(at="trace")
     began = time.monotonic()

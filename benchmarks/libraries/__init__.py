@@ -2,7 +2,8 @@
 
 One module for a library or a group of them; every public function of a module makes one program:
 `(function, arguments)`, of a size that is small but no toy, with random parameters. A module can be
-read without its library: the functions import it.
+read without its library: the functions import it. Libraries with train steps of their own are in
+`benchmarks/strangers`.
 """
 
 from __future__ import annotations
@@ -12,12 +13,8 @@ from typing import Any
 
 from benchmarks.listed import function
 
-#: A function and the arguments to call it with, or a third entry: its keyword arguments for
-#: `jax.jit` and `te.jit` (`static_argnums` and the like).
-Program = (
-    tuple[Callable[..., Any], tuple[Any, ...]]
-    | tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
-)
+#: A function and the arguments to call it with.
+Program = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def make(name: str) -> Program:

@@ -20,18 +20,6 @@ def finite_volume() -> Program:
     return cfd.funcutils.repeated(step, 4), (v0,)
 
 
-def one_step() -> Program:
-    """One step of a decaying flow by finite volumes."""
-    import jax_cfd.base as cfd
-
-    grid = cfd.grids.Grid((128, 128), domain=((0, 2 * jnp.pi), (0, 2 * jnp.pi)))
-    v0 = cfd.initial_conditions.filtered_velocity_field(jax.random.PRNGKey(0), grid, 2.0, 4)
-    step = cfd.equations.semi_implicit_navier_stokes(
-        grid=grid, density=1.0, viscosity=1e-3, dt=0.005
-    )
-    return step, (v0,)
-
-
 def spectral() -> Program:
     """Forced turbulence in spectral space."""
     import jax_cfd.base as cfd

@@ -24,22 +24,6 @@ def ott_sinkhorn() -> Program:
     return jax.value_and_grad(cost), (x, y)
 
 
-def ott_low_rank() -> Program:
-    """Transport with couplings of low rank."""
-    from ott.geometry import pointcloud
-    from ott.problems.linear import linear_problem
-    from ott.solvers.linear import sinkhorn_lr
-
-    def cost(x, y):
-        problem = linear_problem.LinearProblem(pointcloud.PointCloud(x, y))
-        return sinkhorn_lr.LRSinkhorn(rank=4, max_iterations=10, min_iterations=10)(
-            problem
-        ).reg_ot_cost
-
-    x = jax.random.normal(jax.random.key(0), (48, 3))
-    return cost, (x, x[::-1] + 0.5)
-
-
 def s2fft_transforms() -> Program:
     """Spherical harmonic transforms there and back."""
     import s2fft
@@ -50,19 +34,6 @@ def s2fft_transforms() -> Program:
 
     rng = np.random.default_rng(0)
     return run, (jnp.asarray(rng.normal(size=(16, 31)).astype(np.complex64)),)
-
-
-def s2fft_wigner() -> Program:
-    """Wigner d-functions, by recursion."""
-    from s2fft.recursions import risbo_jax
-
-    def run(beta):
-        d = jnp.zeros((15, 15))
-        for el in range(8):
-            d = risbo_jax.compute_full(d, beta, 8, el)
-        return d
-
-    return jax.vmap(run), (jnp.linspace(0.1, 3.0, 16),)
 
 
 def tinygp_likelihood() -> Program:
@@ -79,20 +50,6 @@ def tinygp_likelihood() -> Program:
     params = {"amp": 0.0, "scale": 0.1, "gamma": 0.2, "noise": -1.0}
     params = jax.tree.map(jnp.float32, params)
     return jax.value_and_grad(loss), (params, x, jnp.sin(x))
-
-
-def tinygp_conditioned() -> Program:
-    """Predictions of a quasiseparable process."""
-    import tinygp
-
-    def predict(x, y, test):
-        kernel = tinygp.kernels.quasisep.Matern52(scale=1.5)
-        gp = tinygp.GaussianProcess(kernel, x, diag=0.1)
-        found = gp.condition(y, test)
-        return found.log_probability, found.gp.loc, found.gp.variance
-
-    x = jnp.linspace(0.0, 10.0, 48)
-    return predict, (x, jnp.sin(x), jnp.linspace(0.5, 9.5, 32))
 
 
 def e3nn_tensor_product() -> Program:
@@ -116,19 +73,6 @@ def e3nn_tensor_product() -> Program:
         return e3nn.gate(linear.apply(params, features(x, r))).array
 
     return layer, (params, x, r)
-
-
-def e3nn_rotations() -> Program:
-    """Rotations of irreducible representations, and their norms."""
-    import e3nn_jax as e3nn
-
-    def run(x, angles):
-        y = e3nn.IrrepsArray("4x0e + 4x1o + 2x2e", x)
-        turned = y.transform_by_angles(*angles)
-        return turned.array, e3nn.norm(turned).array
-
-    x = jax.random.normal(jax.random.key(0), (64, 26))
-    return run, (x, jnp.array([0.3, 0.5, -0.2]))
 
 
 def gpjax_regression() -> Program:

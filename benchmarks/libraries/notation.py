@@ -34,20 +34,6 @@ def einops_patches() -> Program:
     return jax.value_and_grad(loss), (params, images)
 
 
-def einops_depth_to_space() -> Program:
-    """Pixels shuffled up, and pooled down again by another factor."""
-    from einops import rearrange, reduce
-
-    def resampled(x, w):
-        x = jax.nn.relu(jnp.einsum("bhwc,cd->bhwd", x, w))
-        x = rearrange(x, "b h w (p q c) -> b (h p) (w q) c", p=2, q=2)
-        return reduce(x, "b (h p) (w q) c -> b h w c", "max", p=4, q=4)
-
-    keys = jax.random.split(jax.random.key(0))
-    shapes = (8, 32, 32, 16), (16, 64)
-    return resampled, tuple(jax.random.normal(k, s) for k, s in zip(keys, shapes, strict=True))
-
-
 def opt_einsum_network() -> Program:
     """A ring of five tensors with open ends, contracted along the path that is found for it."""
     import opt_einsum

@@ -1,4 +1,4 @@
-"""NumPyro, BlackJAX, Distrax, TensorFlow Probability: models and their samplers."""
+"""NumPyro, BlackJAX, TensorFlow Probability: models and their samplers."""
 
 from __future__ import annotations
 
@@ -48,45 +48,6 @@ def numpyro_nuts() -> Program:
     return kernel, (state,)
 
 
-def numpyro_svi() -> Program:
-    """A step of stochastic variational inference with an automatic guide."""
-    import numpyro
-    import numpyro.distributions as dist
-    from numpyro.infer import SVI, Trace_ELBO
-    from numpyro.infer.autoguide import AutoNormal
-
-    def model(x, y):
-        w = numpyro.sample("w", dist.Normal(jnp.zeros(8), 1.0).to_event(1))
-        sigma = numpyro.sample("sigma", dist.LogNormal(0.0, 1.0))
-        with numpyro.plate("data", x.shape[0]):
-            numpyro.sample("y", dist.Normal(x @ w, sigma), obs=y)
-
-    x = jax.random.normal(jax.random.key(0), (256, 8))
-    y = x @ jnp.linspace(-1.0, 1.0, 8)
-    svi = SVI(model, AutoNormal(model), numpyro.optim.Adam(1e-2), Trace_ELBO(num_particles=4))
-    return svi.update, (svi.init(jax.random.PRNGKey(0), x, y), x, y)
-
-
-def blackjax_hmc() -> Program:
-    """Steps of Hamiltonian Monte Carlo in many chains."""
-    import blackjax
-
-    def density(x):
-        return -0.5 * jnp.sum(x**2) - 0.1 * jnp.sum(x[1:] * x[:-1])
-
-    sampler = blackjax.hmc(density, 0.1, jnp.ones(8), 5)
-
-    def chain(key, x):
-        def one(state, key):
-            state, _ = sampler.step(key, state)
-            return state, state.position
-
-        return jax.lax.scan(one, sampler.init(x), jax.random.split(key, 4))[1]
-
-    keys = jax.random.split(jax.random.key(0), 32)
-    return jax.vmap(chain), (keys, jax.random.normal(jax.random.key(1), (32, 8)))
-
-
 def blackjax_smc() -> Program:
     """A step of tempered sequential Monte Carlo."""
     import blackjax
@@ -118,55 +79,6 @@ def blackjax_smc() -> Program:
         return state.particles
 
     return step, (jax.random.key(1), particles)
-
-
-def distrax_flow() -> Program:
-    """The log-density of a normalizing flow of affine couplings."""
-    import distrax
-
-    keys = jax.random.split(jax.random.key(0), 8)
-    params = [
-        (0.1 * jax.random.normal(a, (8, 32)), 0.1 * jax.random.normal(b, (32, 32)))
-        for a, b in zip(keys[:4], keys[4:], strict=True)
-    ]
-
-    def log_prob(params, x):
-        layers = []
-        for k, (w1, w2) in enumerate(params):
-
-            def conditioner(h, w1=w1, w2=w2):
-                return jnp.tanh(h @ w1) @ w2
-
-            mask = jnp.arange(8) % 2 == k % 2
-            layers.append(
-                distrax.MaskedCoupling(
-                    mask,
-                    lambda h, c=conditioner: c(h).reshape(*h.shape, 4)[..., :2],
-                    lambda p: distrax.ScalarAffine(shift=p[..., 0], log_scale=p[..., 1]),
-                )
-            )
-        flow = distrax.Chain(layers)
-        base = distrax.MultivariateNormalDiag(jnp.zeros(8), jnp.ones(8))
-        return -jnp.mean(distrax.Transformed(base, flow).log_prob(x))
-
-    x = jax.random.normal(jax.random.key(1), (256, 8))
-    return jax.value_and_grad(log_prob), (params, x)
-
-
-def distrax_hmm() -> Program:
-    """The posterior of a hidden Markov model."""
-    import distrax
-
-    def posterior(logits, means, observations):
-        model = distrax.HMM(
-            init_dist=distrax.Categorical(logits=jnp.zeros(8)),
-            trans_dist=distrax.Categorical(logits=logits),
-            obs_dist=distrax.Normal(means, jnp.ones(8)),
-        )
-        return model.forward_backward(observations)
-
-    logits = jax.random.normal(jax.random.key(0), (8, 8))
-    return posterior, (logits, jnp.arange(8.0), jax.random.normal(jax.random.key(1), (64,)))
 
 
 def tfp_mixture() -> Program:

@@ -8,25 +8,6 @@ import jax.numpy as jnp
 from . import Program
 
 
-def gymnax_cartpole() -> Program:
-    """A rollout of many cart-poles with random actions."""
-    import gymnax
-
-    env, params = gymnax.make("CartPole-v1")
-
-    def rollout(key):
-        def one(carry, key):
-            obs, state = carry
-            action = jnp.int32(obs.sum() > 0)
-            obs, state, reward, *_ = env.step(key, state, action, params)
-            return (obs, state), reward
-
-        first, rest = jax.random.split(key)
-        return jax.lax.scan(one, env.reset(first, params), jax.random.split(rest, 16))[1]
-
-    return jax.vmap(rollout), (jax.random.split(jax.random.key(0), 64),)
-
-
 def gymnax_minatar() -> Program:
     """A step of many Breakout games."""
     import gymnax
@@ -39,22 +20,6 @@ def gymnax_minatar() -> Program:
         return jax.vmap(env.step, (0, 0, 0, None))(keys, state, actions, params)
 
     return step, (keys, state, jnp.arange(32) % 3)
-
-
-def pgx_tic_tac_toe() -> Program:
-    """Random self-play of many games."""
-    import pgx
-
-    env = pgx.make("tic_tac_toe")
-
-    def play(key):
-        def one(state, key):
-            logits = jnp.where(state.legal_action_mask, 0.0, -1e9)
-            return env.step(state, jax.random.categorical(key, logits)), state.rewards
-
-        return jax.lax.scan(one, env.init(key), jax.random.split(key, 9))[1]
-
-    return jax.vmap(play), (jax.random.split(jax.random.PRNGKey(0), 64),)
 
 
 def pgx_go() -> Program:
@@ -99,29 +64,6 @@ def mctx_gumbel() -> Program:
     return search, (params, jax.random.PRNGKey(2), x)
 
 
-def mctx_muzero() -> Program:
-    """MuZero's search in a model without a network."""
-    import mctx
-
-    def recurrent(params, key, action, embedding):
-        h = embedding * 0.9 + action
-        out = mctx.RecurrentFnOutput(
-            reward=jnp.sin(h),
-            discount=jnp.full_like(h, 0.95),
-            prior_logits=jnp.stack([h, -h, 0.0 * h], -1),
-            value=jnp.cos(h),
-        )
-        return out, h
-
-    def search(key, x):
-        root = mctx.RootFnOutput(
-            prior_logits=jnp.zeros((x.shape[0], 3)), value=jnp.zeros_like(x), embedding=x
-        )
-        return mctx.muzero_policy((), key, root, recurrent, num_simulations=8).action_weights
-
-    return search, (jax.random.PRNGKey(0), jnp.linspace(0.0, 1.0, 16))
-
-
 def rlax_losses() -> Program:
     """V-trace, lambda returns and a distributional loss over a batch."""
     import rlax
@@ -146,23 +88,6 @@ def rlax_losses() -> Program:
     return jax.value_and_grad(loss), args
 
 
-def rlax_q_learning() -> Program:
-    """Double Q-learning and quantile regression on a batch of transitions."""
-    import rlax
-
-    def loss(q, q_next, selector, action, reward):
-        discount = jnp.full_like(reward, 0.99)
-        double = jax.vmap(rlax.double_q_learning)(q, action, reward, discount, q_next, selector)
-        target = reward[:, None] + 0.99 * q_next
-        quantile = jax.vmap(rlax.quantile_regression_loss, (0, None, 0, None))(
-            q, (jnp.arange(q.shape[1]) + 0.5) / q.shape[1], target, 1.0
-        )
-        return jnp.mean(double**2) + jnp.mean(quantile)
-
-    q, q_next, selector = jax.random.normal(jax.random.key(0), (3, 128, 8))
-    return jax.grad(loss), (q, q_next, selector, jnp.arange(128) % 8, q[:, 0])
-
-
 def evosax_cma() -> Program:
     """A generation of the covariance matrix adaptation strategy."""
     from evosax.algorithms import CMA_ES
@@ -178,24 +103,3 @@ def evosax_cma() -> Program:
         return state, fitness
 
     return generation, (jax.random.PRNGKey(1), state)
-
-
-def evosax_open_es() -> Program:
-    """Generations of OpenAI's evolution strategy on a quadratic."""
-    import optax
-    from evosax.algorithms import Open_ES
-
-    es = Open_ES(population_size=64, solution=jnp.zeros(32), optimizer=optax.adam(1e-2))
-    params = es.default_params
-    state = es.init(jax.random.PRNGKey(0), jnp.zeros(32), params)
-
-    def generations(key, state):
-        def one(state, key):
-            population, state = es.ask(key, state, params)
-            fitness = jnp.sum((population - 1.0) ** 2, -1)
-            state, _ = es.tell(key, population, fitness, state, params)
-            return state, fitness.min()
-
-        return jax.lax.scan(one, state, jax.random.split(key, 4))[1]
-
-    return generations, (jax.random.PRNGKey(1), state)

@@ -6,10 +6,8 @@ A file of predictions is of one state of the code: those of another are made aga
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from math import isfinite
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,44 +23,28 @@ def predictions(
     file: Path,
     *,
     workers: int = 1,
-    seconds: float = float("inf"),
-    stale: bool = False,
     tell: Callable[[int, int], None] = lambda done, of: None,
 ) -> Predictions:
     """What is predicted of every run, by its key; of a run that failed, the error's first line.
-
-    Those in `file` are read, the others made and added to it, until `seconds` have passed. With
-    `stale` those that another state of the code made are taken, too.
-    """
+    Those in `file` that this state of the code made are read, the others made and added to it."""
     from tapestry_egg.files.fingerprint import code_digest
 
     code = code_digest() + _programs_digest()
-    found = _read(file, None if stale else code)
+    found = _read(file, code)
     wanted = {run.key(): run for run in runs}
     missing = [run for key, run in wanted.items() if key not in found]
-    # Every seventh, then those between them: what is there when time is over is a sample of all.
-    missing = [run for k in range(7) for run in missing[k::7]]
-    if not missing or seconds <= 0:
-        return {key: found[key] for key in wanted if key in found}
     file.parent.mkdir(parents=True, exist_ok=True)
-    end = time.monotonic() + seconds
     pool = ProcessPoolExecutor(workers, mp_context=get_context("spawn"))
-    try:
-        with open(file, "a", encoding="utf-8") as out:
-            waiting = {pool.submit(_predicted, run): run for run in missing}
-            left = max(0.0, end - time.monotonic())
-            for future in as_completed(waiting, timeout=left if isfinite(left) else None):
-                key, made = waiting[future].key(), future.result()
-                found[key] = made
-                plain = made if isinstance(made, str) else made.as_dict()
-                out.write(json.dumps({"key": key, "code": code, "made": plain}) + "\n")
-                out.flush()
-                tell(len(missing) - sum(not f.done() for f in waiting), len(missing))
-    except TimeoutError:
-        pass
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-    return {key: found[key] for key in wanted if key in found}
+    with pool, open(file, "a", encoding="utf-8") as out:
+        waiting = {pool.submit(_predicted, run): run for run in missing}
+        for done, future in enumerate(as_completed(waiting), 1):
+            key, made = waiting[future].key(), future.result()
+            found[key] = made
+            plain = made if isinstance(made, str) else made.as_dict()
+            out.write(json.dumps({"key": key, "code": code, "made": plain}) + "\n")
+            out.flush()
+            tell(done, len(missing))
+    return {key: found[key] for key in wanted}
 
 
 def _predicted(run: Run) -> Prediction | str:
@@ -74,13 +56,13 @@ def _predicted(run: Run) -> Prediction | str:
         return str(e).splitlines()[0]
 
 
-def _read(file: Path, code: str | None) -> Predictions:
+def _read(file: Path, code: str) -> Predictions:
     if not file.exists():
         return {}
     found: Predictions = {}
     for line in file.read_text("utf-8").splitlines():
         entry: dict[str, Any] = json.loads(line)
-        if code is None or entry["code"] == code:
+        if entry["code"] == code:
             made = entry["made"]
             found[entry["key"]] = made if isinstance(made, str) else Prediction(**made)
     return found

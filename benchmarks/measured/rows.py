@@ -10,15 +10,9 @@ from statistics import median
 
 from .programs import Model
 
-#: Flop/s of FlashAttention-2 with its deterministic backward pass, causal, 16 heads of 128, 8192
-#: keys, on an H100 (Dao-AILab/flash-attention, pull request 1893). Blackwell GPUs run the same
-#: instructions: on B200 its forward pass takes 0.85 to 0.9 of the time (tritonbench, pull request
-#: 171; flash-attention, issue 1589), and no one has published the deterministic backward pass.
-DETERMINISTIC_ATTENTION = (306e12, 166e12)
-
-#: The same on H100 at 4096 keys, by the width of a head, as nanotron's runs had it: forward with a
-#: causal mask, backward without one (FlashAttention-3, arXiv:2407.08608, figures 5 and 6), which at
-#: 8192 keys is as quick within 1 % (Dao-AILab/flash-attention, pull request 1791).
+#: Flop/s of FlashAttention-2 on H100 at 4096 keys, by the width of a head: forward with a causal
+#: mask, backward without one (FlashAttention-3, arXiv:2407.08608, figures 5 and 6), which at 8192
+#: keys is as quick within 1 % (Dao-AILab/flash-attention, pull request 1791).
 FLASH_ATTENTION_2 = {64: (284e12, 279e12), 128: (319e12, 310e12)}
 
 #: Bytes of one device of the machine that the runs were made on.
@@ -208,59 +202,6 @@ def mosaic(directory: Path) -> Iterator[Run]:
             remat=x["recompute"],
             attention=FLASH_ATTENTION_2.get(model.head) if chip == "h100" else None,
             seconds=batch * int(x["seq"]) / data / float(x["tok_s_chip"]),
-        )
-
-
-def seven_billion(chip: str) -> Run:
-    """Megatron-LM's GPT-7B of its performance tests (sequence 8192, 8 groups of keys), on one host,
-    divided tp4·pp1 with the optimizer's state over two."""
-    return Run(
-        name=f"GPT-7B tp4·pp1 {chip}",
-        group=("7B", chip),
-        model=Model(
-            layers=32,
-            width=4096,
-            heads=32,
-            hidden=16384,
-            vocabulary=131072,
-            sequence=8192,
-            gated=False,
-            groups=8,
-        ),
-        target=f"{chip}:8",
-        data=2,
-        tensor=4,
-        zero=1,
-        micro_batch=1,
-        micro_batches=4,
-    )
-
-
-def seven_billion_pipelined(directory: Path) -> Iterator[Run]:
-    """The same model as Megatron-LM's tests ran it on one host of H100 and of GB200: tp1·pp4 over
-    two copies, each stage in parts of one layer. The program is a stage, with embedding and loss,
-    which paces the others. In the tests' deterministic mode Transformer Engine takes no cuDNN
-    attention on Blackwell before cuDNN 9.18.1 (its pull requests 2130, 2584), but
-    FlashAttention-2."""
-    for x in read(directory, "megatron_lm_golden.csv"):
-        chip = x["platform"].removeprefix("dgx_")
-        if x["test"] != "gpt3_7b_tp1_pp4_memory_speed" or chip not in ("h100", "gb200"):
-            continue
-        stages, data = int(x["pp"]), int(x["dp"])
-        layers = int(x["layers"]) // stages
-        yield replace(
-            seven_billion(chip),
-            name=f"GPT-7B tp1·pp4 {chip}",
-            model=replace(seven_billion(chip).model, layers=layers, tied=True),
-            target=f"{chip}:{data}",
-            data=data,
-            tensor=1,
-            micro_batch=int(x["mbs"]),
-            micro_batches=int(x["gbs"]) // int(x["mbs"]) // data,
-            stages=stages,
-            interleaved=layers // int(x["vp_layers"]),
-            attention=DETERMINISTIC_ATTENTION if chip == "gb200" and x["det"] == "True" else None,
-            seconds=float(x["step_s_median"]),
         )
 
 

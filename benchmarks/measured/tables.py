@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from math import exp, isfinite, log
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from statistics import mean, median
 from typing import Any
 
-from . import held, nanotron
+from . import nanotron
 from .predict import Prediction
 from .rows import CAPACITY, Run, states_and_activations
 
@@ -22,17 +21,13 @@ SUSPECT = "64"
 @dataclass(frozen=True)
 class Judged:
     """A run beside its prediction: what devices take for a step, what the host takes to dispatch
-    it, and `seconds`, the longer of both and what follows when both are done.
-
-    `reserved` are bytes that the framework's allocator keeps beyond those in use; infinite where it
-    has not enough."""
+    it, and `seconds`, the longer of both and what follows when both are done."""
 
     run: Run
     predicted: Prediction
     device_seconds: float
     host_seconds: float
     after_seconds: float = 0.0
-    reserved: float = 0.0
 
     @property
     def seconds(self) -> float:
@@ -40,15 +35,12 @@ class Judged:
 
     @property
     def peak_bytes(self) -> float:
-        """Of one device: the plan's, what its framework's loss holds besides, and what its
-        allocator keeps."""
-        return self.predicted.peak_bytes + self.run.loss_bytes + self.reserved
+        """Of one device: the plan's, and what its framework's loss holds besides."""
+        return self.predicted.peak_bytes + self.run.loss_bytes
 
     @property
     def fits(self) -> bool:
-        return self.predicted.peak_bytes + self.run.loss_bytes <= CAPACITY and isfinite(
-            self.reserved
-        )
+        return self.peak_bytes <= CAPACITY
 
 
 def with_attention(run: Run, made: Prediction) -> float:
@@ -86,11 +78,6 @@ def judged(
     return out
 
 
-def with_reserved(rows: Sequence[Judged]) -> list[Judged]:
-    """The same rows with what PyTorch's allocator keeps when it serves nanotron's requests."""
-    return [replace(row, reserved=held.reserved_bytes(row.run, row.host_seconds)) for row in rows]
-
-
 def host_factor(rows: Sequence[Judged], model: str = "1B") -> float:
     """How many times as long the host takes as `launch` says: the median over the runs of one model
     that it is predicted to pace (1 where there are none)."""
@@ -114,13 +101,6 @@ def distinct(rows: Sequence[Judged]) -> list[Judged]:
     return out
 
 
-def factor(rows: Sequence[Judged], model: str = "1B") -> float:
-    """The one factor on predicted seconds: the geometric mean of measured over predicted on the
-    runs of one model."""
-    ratios = [log(r.run.seconds / r.seconds) for r in rows if r.run.ran and r.run.group[0] == model]
-    return exp(mean(ratios)) if ratios else 1.0
-
-
 @dataclass(frozen=True)
 class Errors:
     """Relative errors: how many, their median, mean and 90th percentile, and the median bias."""
@@ -132,9 +112,13 @@ class Errors:
     bias: float
 
 
-def errors(rows: Sequence[Judged], scale: float = 1.0) -> Errors | None:
-    """Errors of the tokens per second of runs that ran, `scale` times as many seconds predicted."""
-    signed = sorted(r.run.seconds / (r.seconds * scale) - 1 for r in rows if r.run.ran)
+def errors(rows: Sequence[Judged]) -> Errors | None:
+    """Errors of the tokens per second of runs that ran."""
+    return _errors(r.run.seconds / r.seconds - 1 for r in rows if r.run.ran)
+
+
+def _errors(signed: Iterable[float]) -> Errors | None:
+    signed = list(signed)
     if not signed:
         return None
     sizes = sorted(map(abs, signed))
@@ -233,12 +217,7 @@ def fit(rows: Sequence[Judged]) -> Fit:
 def peaks(rows: Sequence[Judged]) -> Errors | None:
     """Relative errors of peak bytes of runs that ran."""
     known = [r for r in rows if r.run.ran and r.run.peak_bytes]
-    signed = sorted(r.peak_bytes / r.run.peak_bytes - 1 for r in known)
-    if not signed:
-        return None
-    sizes = sorted(map(abs, signed))
-    at = min(len(sizes) - 1, int(0.9 * len(sizes)))
-    return Errors(len(sizes), median(sizes), mean(sizes), sizes[at], median(signed))
+    return _errors(r.peak_bytes / r.run.peak_bytes - 1 for r in known)
 
 
 def plain(value: Any) -> Any:

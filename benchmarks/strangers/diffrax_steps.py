@@ -115,55 +115,6 @@ def neural_sde(small: bool = False) -> Step:
     return _step(build, data, loss, optax.adam(1e-3))
 
 
-def neural_cde(small: bool = False) -> Step:
-    """A controlled equation over interpolated data, by fixed steps; backsolved adjoint."""
-    n, times, dims, width, classes = (8, 6, 2, 8, 2) if small else (4096, 64, 8, 64, 10)
-
-    def build(key):
-        keys = jax.random.split(key, 3)
-        return {
-            "field": _mlp(width, width * dims, width, keys[0]),
-            "start": _mlp(dims, width, width, keys[1]),
-            "leave": eqx.nn.Linear(width, classes, key=keys[2]),
-        }
-
-    def loss(model, ts, xs, labels):
-        def one(x, label):
-            knots = diffrax.backward_hermite_coefficients(ts, x)
-            control = diffrax.CubicInterpolation(ts, knots)
-            # What the adjoint differentiates is passed as arguments.
-            arrays, rest = eqx.partition(model["field"], eqx.is_inexact_array)
-
-            def field(t, y, args):
-                return eqx.combine(args[0], rest)(y).reshape(width, dims)
-
-            def driven(t, y, args):
-                return field(t, y, args) @ args[1].derivative(t)
-
-            solved = diffrax.diffeqsolve(
-                diffrax.ODETerm(driven),
-                diffrax.Heun(),
-                ts[0],
-                ts[-1],
-                0.25 if small else 0.02,
-                model["start"](x[0]),
-                args=(arrays, control),
-                adjoint=diffrax.BacksolveAdjoint(),
-                throw=False,
-            )
-            logits = model["leave"](solved.ys[-1])
-            return optax.softmax_cross_entropy_with_integer_labels(logits, label)
-
-        return jax.vmap(one)(xs, labels).mean()
-
-    def data():
-        xs = jax.random.normal(jax.random.key(1), (n, times, dims))
-        labels = jax.random.randint(jax.random.key(2), (n,), 0, classes)
-        return jnp.linspace(0.0, 1.0, times), xs, labels
-
-    return _step(build, data, loss, optax.adam(1e-3))
-
-
 def score_matching(small: bool = False) -> Step:
     """A score network and, in the same step, the likelihood of a batch by its flow."""
     n, dims, width = (8, 2, 16) if small else (16_384, 32, 512)

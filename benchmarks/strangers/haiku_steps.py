@@ -144,44 +144,6 @@ def impala(small: bool = False) -> Step:
     return Step(step, arguments)
 
 
-def resnet_ema(small: bool = False) -> Step:
-    """`hk.nets.ResNet`: states of batch norms, averaged parameters, LARS with linear warm-up."""
-    n, size, classes = (8, 32, 10) if small else (2048, 224, 1000)
-
-    def network(x, training):
-        if small:
-            return hk.nets.ResNet(
-                (1, 1, 1, 1), classes, bottleneck=False, channels_per_group=(8, 8, 16, 16)
-            )(x, training)
-        return hk.nets.ResNet50(classes)(x, training)
-
-    model = hk.transform_with_state(network)
-    tx = optax.lars(optax.linear_schedule(0.0, 2.0, 500), 1e-4)
-    average = hk.transform_with_state(lambda p: hk.EMAParamsTree(0.999)(p))
-
-    def arguments():
-        images = jax.random.normal(jax.random.key(1), (n, size, size, 3))
-        labels = jax.random.randint(jax.random.key(2), (n,), 0, classes)
-        params, state = model.init(jax.random.PRNGKey(0), images[:1], True)
-        _, averaged = average.init(jax.random.PRNGKey(0), params)
-        return (params, state, averaged, tx.init(params)), images, labels
-
-    def step(carried, images, labels):
-        params, state, averaged, moments = carried
-
-        def loss(params):
-            logits, new = model.apply(params, state, None, images, True)
-            return cross_entropy(logits, labels), new
-
-        (value, state), grads = jax.value_and_grad(loss, has_aux=True)(params)
-        updates, moments = tx.update(grads, moments, params)
-        params = optax.apply_updates(params, updates)
-        _, averaged = average.apply(None, averaged, None, params)
-        return (params, state, averaged, moments), value
-
-    return Step(step, arguments)
-
-
 def graph_network(small: bool = False) -> Step:
     """Encode, process, decode on a padded batch of graphs with jraph; Adam, clipped."""
     nodes, edges, graphs, width, rounds = (

@@ -388,48 +388,6 @@ def t5_adafactor(small: bool = False) -> Step:
     return Step(step, arguments)
 
 
-class _Recurrent(nn.Module):
-    vocabulary: int
-    width: int
-
-    @nn.compact
-    def __call__(self, tokens, carry):
-        x, after = nn.Embed(self.vocabulary, self.width)(tokens), []
-        for c in carry:
-            rnn = nn.RNN(nn.OptimizedLSTMCell(self.width), return_carry=True)
-            c, y = rnn(x, initial_carry=c)
-            x = x + nn.Dropout(0.2, deterministic=False)(y)
-            after.append(c)
-        return nn.Dense(self.vocabulary)(x), after
-
-
-def lstm_carried(small: bool = False) -> Step:
-    """An LSTM language model whose carries go on from batch to batch; clipped RMSProp."""
-    n, length, model = (8, 8, _Recurrent(64, 32)) if small else (256, 128, _Recurrent(10_000, 1024))
-    tx = optax.chain(optax.clip(0.5), optax.rmsprop(optax.exponential_decay(1e-3, 1000, 0.9)))
-
-    def arguments():
-        tokens = random_tokens(n, length + 1, model.vocabulary)
-        carry = [(jnp.zeros((n, model.width)), jnp.zeros((n, model.width)))] * 2
-        keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
-        params = model.init(keys, tokens[:, :-1], carry)["params"]
-        state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-        return (state, carry), tokens, jax.random.key(2)
-
-    def step(carried, tokens, key):
-        state, carry = carried
-
-        def loss(params):
-            rngs = {"dropout": jax.random.fold_in(key, state.step)}
-            logits, after = state.apply_fn({"params": params}, tokens[:, :-1], carry, rngs=rngs)
-            return cross_entropy(logits, tokens[:, 1:]), after
-
-        (value, after), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return (state.apply_gradients(grads=grads), after), jnp.exp(value)
-
-    return Step(step, arguments)
-
-
 class _Generator(nn.Module):
     width: int
     size: int
@@ -514,49 +472,6 @@ def wasserstein_gan(small: bool = False) -> Step:
             "adams": (first, second),
         }
         return state, values.mean()
-
-    return Step(step, arguments)
-
-
-class _Coder(nn.Module):
-    width: int
-    latent: int
-
-    @nn.compact
-    def __call__(self, x, key):
-        size = x.shape[1]
-        y = nn.relu(nn.Conv(self.width, (3, 3), 2)(x))
-        y = nn.relu(nn.Conv(2 * self.width, (3, 3), 2)(y)).reshape(x.shape[0], -1)
-        mean, scale = nn.Dense(self.latent)(y), nn.softplus(nn.Dense(self.latent)(y))
-        z = mean + scale * jax.random.normal(key, mean.shape)
-        y = nn.relu(nn.Dense(2 * self.width * (size // 4) ** 2)(z))
-        y = y.reshape(x.shape[0], size // 4, size // 4, -1)
-        y = nn.relu(nn.ConvTranspose(self.width, (3, 3), (2, 2))(y))
-        return nn.ConvTranspose(x.shape[-1], (3, 3), (2, 2))(y), mean, scale
-
-
-def beta_vae(small: bool = False) -> Step:
-    """A convolutional VAE with a warmed-up weight of its divergence; AdaBelief."""
-    n, size, model = (8, 16, _Coder(8, 4)) if small else (2048, 64, _Coder(64, 128))
-    tx = optax.adabelief(1e-3)
-
-    def arguments():
-        images, _ = _images(n, size)
-        params = model.init(jax.random.key(0), images[:1], jax.random.key(1))["params"]
-        state = TrainState.create(apply_fn=model.apply, params=params, tx=tx)
-        return state, jax.nn.sigmoid(images), jax.random.key(2)
-
-    def step(state, images, key):
-        weight = jnp.minimum(state.step / 10_000, 1.0)
-
-        def loss(params):
-            logits, mean, scale = state.apply_fn({"params": params}, images, key)
-            wrong = optax.sigmoid_binary_cross_entropy(logits, images).sum((1, 2, 3))
-            apart = 0.5 * (mean**2 + scale**2 - 1 - 2 * jnp.log(scale + 1e-6)).sum(-1)
-            return jnp.mean(wrong + weight * apart), (wrong.mean(), apart.mean())
-
-        (_, told), grads = jax.value_and_grad(loss, has_aux=True)(state.params)
-        return state.apply_gradients(grads=grads), told
 
     return Step(step, arguments)
 

@@ -214,39 +214,6 @@ def contrastive(small: bool = False) -> Step:
     return by_optax(tx, build, data, loss)
 
 
-def click_through(small: bool = False) -> Step:
-    """Embeddings of many tables, their pairwise products, dense layers; row-wise Adagrad."""
-    n, tables, rows, width = (16, 4, 32, 8) if small else (65_536, 26, 1_000_000, 64)
-    pairs = (tables + 1) * tables // 2
-
-    def build():
-        keys = jax.random.split(jax.random.key(0), tables + 2)
-        return {
-            "tables": [jax.random.normal(k, (rows, width)) / 8 for k in keys[2:]],
-            "bottom": _network((13, 4 * width, width), keys[0]),
-            "top": _network((width + pairs, 4 * width, 1), keys[1]),
-        }
-
-    def data():
-        keys = jax.random.split(jax.random.key(1), 3)
-        return (
-            jax.random.normal(keys[0], (n, 13)),
-            jax.random.randint(keys[1], (n, tables), 0, rows),
-            jax.random.bernoulli(keys[2], 0.2, (n,)).astype(jnp.float32),
-        )
-
-    def loss(params, dense, places, clicked):
-        first = jax.nn.relu(_run(params["bottom"], dense, jax.nn.relu))
-        found = [t[places[:, i]] for i, t in enumerate(params["tables"])]
-        stacked = jnp.stack([first, *found], 1)
-        products = jnp.einsum("bid,bjd->bij", stacked, stacked)
-        i, j = jnp.triu_indices(tables + 1, 1)
-        logits = _run(params["top"], jnp.concatenate([first, products[:, i, j]], -1), jax.nn.relu)
-        return optax.sigmoid_binary_cross_entropy(logits[:, 0], clicked).mean()
-
-    return by_optax(optax.adagrad(1e-2), build, data, loss)
-
-
 def speech_ctc(small: bool = False) -> Step:
     """Convolutions over time, a CTC loss, masked spectra; Yogi with one cycle."""
     n, frames, bands, width, words, length = (

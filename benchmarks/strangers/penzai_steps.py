@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from penzai import pz
-from penzai.models.transformer.variants import gpt_neox, llamalike_common
-from penzai.toolshed import lora
+from penzai.models.transformer.variants import llamalike_common
 
 from . import Step
 
@@ -74,36 +73,3 @@ def gemma(small: bool = False) -> Step:
         return llamalike_common.build_llamalike_transformer(config, jax.random.key(0))
 
     return _step(build, optax.adamw(1e-4), n, length, words)
-
-
-def neox_lora(small: bool = False) -> Step:
-    """A GPT-NeoX of stacked layers whose linear layers became low-rank adapters; Adam."""
-    n, length, words = (8, 16, 64) if small else (64, 1024, 50_304)
-    config = gpt_neox.GPTNeoXTransformerConfig(
-        num_attention_heads=2 if small else 8,
-        embedding_dim=16 if small else 1024,
-        projection_dim=8 if small else 128,
-        mlp_hidden_dim=32 if small else 4096,
-        num_decoder_blocks=2 if small else 16,
-        vocab_size=words,
-        activation_fn="gelu_exact",
-        rope_subset_size=4 if small else 32,
-        rope_wavelength=10_000,
-        layernorm_epsilon=1e-5,
-        parameter_dtype=jnp.float32,
-        activation_dtype=jnp.float32,
-        use_layer_stack=True,
-    )
-
-    def build():
-        model = gpt_neox.build_gpt_neox_transformer(config, jax.random.key(0))
-        _, params = pz.unbind_params(model)
-        for p in params:
-            p.metadata["trainable"] = False
-        return lora.loraify_linears_in_selection(
-            pz.select(model),
-            rank=2 if small else 16,
-            init_base_rng=jax.random.key(1),
-        )
-
-    return _step(build, optax.adam(1e-4), n, length, words)

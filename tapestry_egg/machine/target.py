@@ -349,8 +349,12 @@ def _load(name: str, shape: tuple[int, ...]) -> Target:
             f"unknown target {name!r}",
             hint=_known_hint(name, f":{'x'.join(map(str, shape))}"),
         )
+    return _read(_shipped(name), f"targets/{name}.yaml", shape, None)
+
+
+def _shipped(name: str) -> str:
     file = resources.files("tapestry_egg.machine") / "targets" / f"{name}.yaml"
-    return _read(file.read_text("utf-8"), f"targets/{name}.yaml", shape, None)
+    return file.read_text("utf-8")
 
 
 #: Figures of a target that may be zero.
@@ -418,11 +422,22 @@ def _bare(spec: str) -> str:
     return spec.partition(":")[0] or "h100"
 
 
-def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> Target:
+def _table(text: str, file: str) -> Table:
+    """The keys of a file, and those that it lacks of the shipped target that it is `like`."""
     node = compose_yaml_text(text, TargetError, file)
     if node is None:
         raise TargetError("the file is empty", where=file)
     top = Table(node)
+    if "like" in top:
+        name = top["like"].text()
+        if name not in known_targets():
+            raise top["like"].error(f"unknown target {name!r:.80}", _known_hint(name))
+        top.fill(_table(_shipped(name), f"targets/{name}.yaml"), but="name")
+    return top
+
+
+def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> Target:
+    top = _table(text, file)
     slowdown: float | None = None
     if "overlap" in top:
         overlap = top.table("overlap")
@@ -448,9 +463,9 @@ def _read(text: str, file: str, shape: tuple[int, ...], folder: Path | None) -> 
     efficiency = top.table("efficiency")
     target_levels = tuple(read_level(t) for t in top.tables("levels"))
     if not target_levels:
-        raise node.error("levels is empty")
+        raise top.node.error("levels is empty")
     if any(level.kind == "torus" for level in target_levels[1:]):
-        raise node.error("only the innermost level can be a torus")
+        raise top.node.error("only the innermost level can be a torus")
     full_links = published_link_rate(top.tables("levels"))
     matmuls = collectives = None
     speed = 1.0

@@ -33,6 +33,11 @@ class Table:
             raise self.node.error(f"{key!r} is missing in {self.node.name}")
         return self._entries[key][1]
 
+    def fill(self, other: Table, but: str) -> None:
+        """Take the keys of another table that this one lacks, but one."""
+        self._entries = {k: v for k, v in other._entries.items() if k != but} | self._entries
+        self._read.add("like")
+
     def finish(self) -> None:
         """Refuse keys that nobody asked for: most are misspelt."""
         for key, (node, _) in self._entries.items():

@@ -110,7 +110,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], float]] = {
 
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_xla_for_h100_holds_what_is_promised_of_a_function_that_donates_nothing(name: str) -> None:
-    from benchmarks.bench_strategies import devices_of
+    from benchmarks.devices import devices_of
     from tapestry_egg.runtime.measure.hlo import hlo_stats
 
     function, arrays = FUNCTIONS[name]

@@ -164,6 +164,20 @@ def test_a_users_file(tmp_path: Path) -> None:
     assert idle_joules(2.0, 8, t) == pytest.approx(160)
 
 
+@pytest.mark.parametrize("base", known_targets())
+def test_a_file_may_say_what_differs_from_a_shipped_target(tmp_path: Path, base: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"name: mine\nlike: {base}\nstep_seconds: 0.125\nhbm: {{bytes: 8e9}}\n")
+    with pytest.raises(TargetError, match="'reserved_bytes' is missing in hbm"):
+        load_target(f"{file}:4")
+    file.write_text(f"like: {base}\nstep_seconds: 0.125\n")
+    with pytest.raises(TargetError, match="'name' is missing"):
+        load_target(f"{file}:4")
+    file.write_text(f"name: mine\nlike: {base}\nstep_seconds: 0.125\n")
+    shipped = load_target(f"{base}:4")
+    assert load_target(f"{file}:4") == replace(shipped, name="mine", step_seconds=0.125)
+
+
 @pytest.mark.parametrize(
     ("old", "new", "where", "says"),
     [
@@ -192,6 +206,7 @@ def test_a_users_file(tmp_path: Path) -> None:
         ("name: ring", "name: ring, message_seconds: 1e-6", "19:5", "only a switch has"),
         ("name: lan", "name: lan, tree_bytes_per_second: 1", "21:5", "without ring_seconds"),
         ("name: mine", "- name: mine", "2:1", "expected"),
+        ("name: mine", "name: mine\nlike: h1000", "2:7", "unknown target 'h1000'"),
     ],
 )
 def test_malformed_files_name_the_place(

@@ -85,11 +85,10 @@ def judged(seconds: float, measured: float, peak: float = 1e9, **changes: Any) -
     return tables.Judged(known, made, seconds, 0.0)
 
 
-def test_errors_and_the_one_factor() -> None:
+def test_errors_of_seconds_and_peaks() -> None:
     rows_ = [judged(1.0, 2.0, micro_batch=k, group=("1B", "1")) for k in range(4)]
-    assert tables.factor(rows_) == pytest.approx(2.0)
-    raw, scaled = tables.errors(rows_), tables.errors(rows_, 2.0)
-    assert raw and scaled and (raw.median, scaled.median) == (1.0, 0.0)
+    raw = tables.errors(rows_)
+    assert raw and raw.median == 1.0
     peak = tables.peaks(rows_)
     assert peak and peak.bias == -0.5
     # What the framework's loss holds besides counts, for what fits, too.

@@ -167,7 +167,7 @@ def test_numbers_are_those_of_the_program(case: tuple[str, str, Loss]) -> None:
 @pytest.mark.parametrize("mode", ["remat in a loop", "loop over tokens"])
 def test_temporaries_hold_no_logits(mode: str, machine: str) -> None:
     """As XLA compiles them."""
-    from benchmarks.bench_strategies import devices_of
+    from benchmarks.devices import devices_of
 
     try:
         (device,) = devices_of(machine)

@@ -1,7 +1,9 @@
-"""Rules on programs: each fires on its example, and whatever is chosen gives equal numbers."""
+"""Rules on programs: each fires, and whatever is chosen gives equal numbers."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import jax
@@ -11,16 +13,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tapestry_egg.egraphs.process import Budget
+from tapestry_egg.errors import GraphError
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType, verify_graph
+from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import Rule, load_books
 from tapestry_egg.rules.verify.examples import example_graph
+from tapestry_egg.rules.verify.instances import Drawn, Instance, instances
+from tapestry_egg.rules.verify.laws import sides
+from tapestry_egg.rules.verify.values import landmarks
 from tapestry_egg.tracing.emit import emit
-from tests.rewrite.equal_forms import RULES, agree, data, forced, wide
+from tests.rewrite.equal_forms import RULES, agree, data, forced, run, wide
 from tests.tiers import tiers
 
-#: The rules of the other books that ship, each with its example.
+#: The rules of the other books that ship.
 MORE = [
     r
     for b in load_books(("linear", "structure", "reduction", "convolution", "expansion", "lookups"))
@@ -42,19 +49,64 @@ def test_rules_fire_on_their_examples_and_both_sides_agree(rule: Rule, dtype: st
             agree(graph, other)
 
 
+def programs_of(rule: Rule) -> Iterator[BlockGraph]:
+    """A rule's example, or some programs that are drawn for its pattern."""
+    if rule.example:
+        yield example_graph(rule.example, rule.where)
+        return
+    for side in sides(rule):
+        found = instances(rule, side, 0, 6000, Drawn(), landmarks(rule))
+        yield from map(program_of, islice(filter(plain, found), 12))
+
+
+def plain(instance: Instance) -> bool:
+    """Whether a program has elements, none of them of few digits."""
+    types = [t for a in instance.applied.values() for t in (*a.inputs, a.output)]
+    return not instance.has_empty and not any("16" in t.dtype or "8" in t.dtype for t in types)
+
+
+def program_of(instance: Instance) -> BlockGraph:
+    """The pattern of an instance as a program."""
+    side, names = instance.side, list(instance.inputs)
+    values = [instance.inputs[n] for n in names]
+    operations = []
+    for node in side.nodes:
+        entry = instance.applied[node.signature]
+        reads = tuple(names.index(o) for o in node.operands)
+        operations.append(Operation(entry.kernel, reads, (len(names),), dict(entry.params)))
+        names.append(node.name)
+        values.append(entry.output)
+    constants = {
+        names.index(n): np.asarray(v).astype(numpy_dtype(instance.inputs[n].dtype))
+        for n, v in side.constants.items()
+    }
+    read = {v for op in operations for v in op.inputs}
+    given = tuple(v for v in range(len(instance.inputs)) if v not in constants)
+    made = tuple(v for v in range(len(instance.inputs), len(names)) if v not in read)
+    return BlockGraph("drawn", tuple(values), tuple(operations), given, made, constants=constants)
+
+
+def runs(graph: BlockGraph) -> bool:
+    """Whether JAX's primitives take the drawn parameters: not all of a template's kernels do."""
+    try:
+        return bool(run(graph, data(graph)))
+    except (TypeError, GraphError):
+        return False
+
+
 @pytest.mark.parametrize("rule", tiers(MORE, usual=4), ids=lambda r: r.name)
-def test_more_rules_fire_on_their_examples_and_lower_to_equal_numbers(rule: Rule) -> None:
+def test_more_rules_fire_and_lower_to_equal_numbers(rule: Rule) -> None:
+    fired = 0
     with wide():
-        graph = example_graph(rule.example, rule.where)
-        found = forced(graph, explore(graph, [rule]), rule.name)
-        assert found, "the rule does not fire on its example"
-        for other in found:
-            agree(graph, other)
-
-
-def test_rules_without_an_example_build_nothing() -> None:
-    for rule in (*RULES, *MORE):
-        assert rule.law and rule.reason and (rule.example or "union" not in rule.egg), rule.name
+        for graph in filter(runs, programs_of(rule)):
+            verify_graph(graph)
+            found = forced(graph, explore(graph, [rule]), rule.name)
+            for other in found:
+                agree(graph, other)
+            fired += any(other.operations != graph.operations for other in found)
+            if fired == 3:
+                break
+    assert fired, "the rule fires on none of its programs"
 
 
 @pytest.mark.parametrize("rule", [r for r in RULES if r.example], ids=lambda r: r.name)

@@ -184,7 +184,7 @@ def beside_products(module: str) -> int:
 
 def test_xla_for_h100_hides_them(apart: te.Front) -> None:
     """In the order of the compiled module, with the planned bytes and within the planned peak."""
-    from benchmarks.bench_strategies import devices_of
+    from benchmarks.devices import devices_of
     from tapestry_egg.runtime.measure.compare import compare
 
     try:

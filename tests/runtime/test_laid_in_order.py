@@ -69,7 +69,7 @@ def test_what_a_convolution_reads_something_of_is_put_in_order_once() -> None:
 
 def test_a_compiler_for_gpus_holds_one_array_less_then() -> None:
     """XLA lays all that is computed of what is gathered along channels with these outermost."""
-    from benchmarks.bench_strategies import devices_of
+    from benchmarks.devices import devices_of
 
     try:
         mesh = Mesh(np.array(devices_of("h100:8")), ("x",))

@@ -408,7 +408,7 @@ def test_every_tick_of_a_plan_adds_up_to_what_the_certificate_counts() -> None:
 
 def h100s() -> Any:
     """Eight described GPUs."""
-    from benchmarks.bench_strategies import devices_of
+    from benchmarks.devices import devices_of
     from tapestry_egg.errors import TargetError
 
     try:
