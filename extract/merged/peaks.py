@@ -75,21 +75,23 @@ class _Reordered(_InAnyOrder):
 
 
 class _Noted(_InAnyOrder):
-    """The same lives, with the units on whose places each answer depends, and far between them."""
+    """The same lives, with the groups of units on whose places each answer depends, and far between
+    them. Units of one region keep their order, side by side, so each answer depends on the place of
+    the region alone: `first` has the first unit of the group of each."""
 
-    def __init__(self, given: Lives) -> None:
+    def __init__(self, given: Lives, first: Sequence[int]) -> None:
         super().__init__(given)
         self.end = _APART * (len(given.schedule.units) + 2)
         self.seen: set[int] = set()
+        self._first = first
         self._needs: dict[tuple[str, int], set[int]] = {}
 
     def tick(self, u: int) -> int:
-        self.seen.add(u)
+        self.seen.add(self._first[u])
         return _APART * (u + 1)
 
     def _last_within(self, start: int, stop: int) -> int:
-        inside = self._within(start, stop)
-        self.seen.update(inside)
+        inside = self._within(start, stop)  # of one region
         return self.tick(inside[-1]) if inside else -1
 
     def once(self, work: Callable[[Lives, int], T], v: int) -> T:
@@ -319,7 +321,8 @@ class Peaks:
         walk = self.walk
         target, given = walk.target, walk.ground.lives
         of_lives = target.epilogues, target.fusing
-        self._noted = lives = walk.schedule.once(lambda: _Noted(given), "noted", *of_lives)
+        first = self._orders.first
+        self._noted = lives = walk.schedule.once(lambda: _Noted(given, first), "noted", *of_lives)
         self._buffers: list[tuple[FlatId, Buffer]] = []
         of: list[int] = []
         made: list[int] = []  # in which units
