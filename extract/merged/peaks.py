@@ -3,7 +3,8 @@
 What takes a merged copy waits for all that it is made with, and what it reads stays alive until
 then (`schedule/schedules.py`). Arrays are those of the certificate (`extract/certify/buffers.py`).
 Most of them keep their place between the same units: where those that say how long a value is there
-come one after another as before, so does it. The others are worked out anew.
+come one after another as before, so does it. The others are worked out anew, once for all orders
+in which those units come alike.
 """
 
 from __future__ import annotations
