@@ -3,7 +3,8 @@
 What takes a merged copy waits for all that it is made with, and what it reads stays alive until
 then (`schedule/schedules.py`). Arrays are those of the certificate (`extract/certify/buffers.py`).
 Most of them keep their place between the same units: where those that say how long a value is there
-come one after another as before, so does it. The others are worked out anew.
+come one after another as before, so does it. The others are worked out anew, once for all orders
+in which those units come alike.
 """
 
 from __future__ import annotations
@@ -26,12 +27,19 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout
 from tapestry_egg.plans.plan import Merged
-from tapestry_egg.schedule.lifetimes import Lives
+from tapestry_egg.schedule.lifetimes import Lives, left_as_results
 from tapestry_egg.schedule.schedules import orders_of
 
 from .members import Candidates, Member, units_of
 
 T = TypeVar("T", bound=int)
+
+#: A value, and which of its copies are made with others: when, and whether apart from it.
+_Made = tuple[int, tuple[tuple[int, int, bool], ...]]
+#: Arrays, and the values that they are.
+_Held = Sequence[tuple[FlatId, Buffer]]
+#: Units that come one after another, and the arrays of a value wherever they do.
+_Variant = tuple[Sequence[int], _Held]
 
 # Ticks of one unit where it is noted which unit a tick is of: no answer is so many ticks later.
 _APART = 8
@@ -62,34 +70,39 @@ class _InAnyOrder(Lives):
         if given.program.spans:  # what a loop begins with depends on the order
             self.__dict__.pop("_renewed", None)
 
-
-class _Reordered(_InAnyOrder):
-    """The lives of values where units run in another order: `place[u]` is that of unit u."""
-
-    def __init__(self, given: Lives, place: Sequence[int]) -> None:
-        super().__init__(given)
-        self.end, self._place = 2 * len(place) + 2, place
-
-    def tick(self, u: int) -> int:
-        return 2 * self._place[u]
+    def _begun_with(
+        self, v: int, old: tuple[int, ...], over: Callable[[int], set[int]]
+    ) -> list[int]:
+        """Nothing in any order, but where v is left by a loop or written into something."""
+        root = self.root(u := self.maker[v])
+        begun = root.port == "carry" or u in self._renewing
+        begun = begun or (not root.port and root.signature.written_into is not None)
+        return super()._begun_with(v, old, over) if begun else []
 
 
 class _Noted(_InAnyOrder):
-    """The same lives, with the units on whose places each answer depends, and far between them."""
+    """The lives of values where unit u runs at `place[u]`, ticks far between units, with the groups
+    of units on whose places each answer depends. Units of one region keep their order, side by
+    side, so each answer depends on the place of the region alone: `first` has the first unit of the
+    group of each."""
 
-    def __init__(self, given: Lives) -> None:
+    def __init__(self, given: Lives, first: Sequence[int], place: Sequence[int]) -> None:
         super().__init__(given)
-        self.end = _APART * (len(given.schedule.units) + 2)
+        self.end = _APART * (len(place) + 2)
         self.seen: set[int] = set()
+        self.first, self.place = first, place
         self._needs: dict[tuple[str, int], set[int]] = {}
+        #: what new states take the place of, if that depends on the order: all answers do on it
+        self.renews: tuple[tuple[int, ...], ...] = ()
+        if given.program.spans:
+            self.renews = tuple([(v, *olds) for v, olds in self._renewed.items()])
 
     def tick(self, u: int) -> int:
-        self.seen.add(u)
-        return _APART * (u + 1)
+        self.seen.add(self.first[u])
+        return _APART * (self.place[u] + 1)
 
     def _last_within(self, start: int, stop: int) -> int:
-        inside = self._within(start, stop)
-        self.seen.update(inside)
+        inside = self._within(start, stop)  # of one region
         return self.tick(inside[-1]) if inside else -1
 
     def once(self, work: Callable[[Lives, int], T], v: int) -> T:
@@ -175,6 +188,10 @@ class Peaks:
         self._scratch = [kernel_scratch(unit, *of) for unit in walk.schedule.units]
         self._values = list(self._of_values())
         self._number = {x.number: k for k, x in enumerate(self._values)}
+        # By what new states take the place of, as all answers depend on that.
+        self._variants: dict[tuple[tuple[int, ...], ...], dict[_Made, list[_Variant]]] = {}
+        # When these are gone depends on more units.
+        self._leave = {*walk.ground.left, *left_as_results(walk.schedule)}
         self._note()
 
     def profile(self, merged: Sequence[Merged]) -> Floats:
@@ -217,36 +234,71 @@ class Peaks:
         order = self._orders.taken(together)
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order))
-        lives = _Reordered(self._noted, place.tolist())
+        lives = _Noted(self._noted, self._orders.first, place.tolist())
         joined = self._joined(lives, merged)
         anew = set(self._owner[place[self._before] > place[self._after]].tolist())
         anew |= {self._number[FlatId(move.value)] for move in joined}
-        fresh = [(k, x) for k in anew for x in self._held(self._values[k], lives, joined)]
-        held = [x for _, x in fresh]
-        of = np.array([k for k, _ in fresh], dtype=np.int64)
+        if lives.renews != self._noted.renews:
+            anew = set(range(len(self._values)))
+        known = self._variants.setdefault(lives.renews, {})
+        fresh = [(k, x) for k in anew for x in self._variant(k, lives, order, joined, known)]
+        held = [x for _, (_, x) in fresh]
         stays = ~np.isin(self._of, list(anew))
-        begin, end = (self._ticks(x[stays], place) for x in (self._begin, self._end))
-        amount = self._amount[stays]
+        of = np.append(self._of[stays], np.array([k for k, _ in fresh], dtype=np.int64))
+        amount = np.append(self._amount[stays], [x.amount for x in held])
+        begin, end = (
+            self._ticks(np.append(noted[stays], np.array(some, dtype=np.int64)), place)
+            for noted, some in (
+                (self._begin, [x.begin for x in held]),
+                (self._end, [x.end for x in held]),
+            )
+        )
+        last = self.walk.ground.lives.end
         if self._places:
             kept = [self._buffers[k] for k in np.flatnonzero(stays).tolist()]
             every = [
                 (v, replace(x, begin=int(a), end=int(b)))
-                for (v, x), a, b in zip(kept, begin, end, strict=True)
+                for (v, x), a, b in zip([*kept, *(x for _, x in fresh)], begin, end, strict=True)
             ]
             # Of arrays that are alike that one takes a place which the certificate meets first.
-            every += held
-            number = np.array([*self._of[stays].tolist(), *(k for k, _ in fresh)])
             unit = [*self._unit[stays].tolist(), *(self._values[k].unit for k, _ in fresh)]
-            turn = np.lexsort((number, number < 0, place[unit]))
-            every = [every[k] for k in turn.tolist()]
-            held, begin = in_places(every, lives.staying, lives.end), begin[:0]
-            end, amount, stays = end[:0], amount[:0], np.zeros_like(stays)
-            of = np.array([self._number.get(v, -1) for v, _ in held], dtype=np.int64)
-        begin = np.concatenate([begin, [x.begin for _, x in held]]).astype(np.int64)
-        end = np.concatenate([end, [x.end for _, x in held]]).astype(np.int64)
-        amount = np.concatenate([amount, [x.amount for _, x in held]])
-        of = np.concatenate([self._of[stays], of])
-        return _Arrays(order, begin, np.clip(end, begin, lives.end), amount, of, lives.end)
+            turn = np.lexsort((of, of < 0, place[unit]))
+            found = in_places([every[k] for k in turn.tolist()], lives.staying, last)
+            begin, end = (
+                np.array([getattr(x, name) for _, x in found], dtype=np.int64)
+                for name in ("begin", "end")
+            )
+            amount = np.array([x.amount for _, x in found])
+            of = np.array([self._number.get(v, -1) for v, _ in found], dtype=np.int64)
+        return _Arrays(order, begin, np.clip(end, begin, last), amount, of, last)
+
+    def _variant(
+        self,
+        k: int,
+        lives: _Noted,
+        order: Sequence[int],
+        joined: Mapping[Move, tuple[int, bool]],
+        variants: dict[_Made, list[_Variant]],
+    ) -> _Held:
+        """The arrays of value k, as they are noted, in another order of units. What was found in
+        one order is true in all in which the units that it depends on come one after the other as
+        there, as long as the same copies are made beside the same units."""
+        x, place = self._values[k], lives.place
+        at = [(n, *joined[move]) for n, (move, _) in enumerate(x.copies) if move in joined]
+        made = tuple([(n, _noted(tick, order), apart) for n, tick, apart in at])
+        known = variants.setdefault((k, made), [])
+        for chain, held in known:
+            if all(place[a] < place[b] for a, b in pairwise(chain)):
+                return held
+        units = [order[n] for _, tick, _ in at if 0 <= (n := tick // _APART - 1) < len(order)]
+        lives.seen = {lives.first[u] for u in units}
+        held = [
+            (v, replace(b, begin=_noted(b.begin, order), end=_noted(b.end, order)))
+            for v, b in self._held(x, lives, joined)
+        ]
+        if x.number not in self._leave:
+            known.append((sorted(lives.seen, key=place.__getitem__), held))
+        return held
 
     def _operations(self, readers: int) -> tuple[int, ...]:
         """The operations of some units, a bit for each."""
@@ -319,7 +371,8 @@ class Peaks:
         walk = self.walk
         target, given = walk.target, walk.ground.lives
         of_lives = target.epilogues, target.fusing
-        self._noted = lives = walk.schedule.once(lambda: _Noted(given), "noted", *of_lives)
+        given_order = given, self._orders.first, range(len(walk.schedule.units))
+        self._noted = lives = walk.schedule.once(lambda: _Noted(*given_order), "noted", *of_lives)
         self._buffers: list[tuple[FlatId, Buffer]] = []
         of: list[int] = []
         made: list[int] = []  # in which units
@@ -369,6 +422,12 @@ class Peaks:
         inside = (units >= 0) & (units < len(place))
         found = np.where(inside, 2 * place[np.where(inside, units, 0)] + rest, noted)
         return np.where(units >= len(place), self.walk.ground.lives.end, found)
+
+
+def _noted(tick: int, order: Sequence[int]) -> int:
+    """A tick of a unit in another order, as that unit's in the order of the schedule."""
+    at = tick // _APART - 1
+    return _APART * (order[at] + 1) + tick % _APART if 0 <= at < len(order) else tick
 
 
 def _read_at(lives: Lives, move: Move) -> int:

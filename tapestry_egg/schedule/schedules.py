@@ -208,6 +208,8 @@ class Orders:
     def __init__(self, program: FlatProgram, units: Sequence[Unit]) -> None:
         self.program, self.units = program, units
         self.groups, group_of = _groups(program, units)
+        #: of each unit the first one of its group: a group's units run one after the other
+        self.first = [self.groups[g][0] for g in group_of]
         self.reads = [self._reads(group) for group in self.groups]
         self.made = [{v for u in group for v in units[u].outputs} for group in self.groups]
         self.maker = {v: group_of[u] for u, unit in enumerate(units) for v in unit.outputs}

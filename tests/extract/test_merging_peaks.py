@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +21,7 @@ from tapestry_egg.extract.merged.members import WHICH, Candidates
 from tapestry_egg.extract.merged.peaks import Peaks
 from tapestry_egg.plans.plan import Merged, Plan
 from tapestry_egg.schedule.of_plans import plan_schedule
+from tapestry_egg.schedule.schedules import orders_of
 from tests.extract.test_merging import (
     H100,
     QUICK,
@@ -46,6 +49,15 @@ def in_loops(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
     return early, lax.sort(other, 0) + left, lax.sort(jnp.sort(other, 1), 0)
 
 
+def read_by_three(x: jax.Array, y: jax.Array) -> tuple[jax.Array, ...]:
+    """A value that three kernels read, each with a sum made just before; a fourth comes last."""
+    shared, found = jnp.sort(x, 1), []
+    for k in range(4):
+        y = jnp.sort(jnp.tanh(y), 1)
+        found.append(jnp.sort((shared if k < 3 else y) + jnp.sum(y, 0), 1))
+    return tuple(found)
+
+
 @pytest.fixture(scope="module")
 def plans() -> list[Plan]:
     """Plans whose new states are in the place of the old, and plans whose results have places."""
@@ -64,6 +76,18 @@ def cuts(found: Candidates) -> Iterator[tuple[Merged, ...]]:
             yield found.groups(which, waits)[0]
     for own in found.members.values():  # and some that no run is
         yield from in_runs([m.key for m in own[:4]])
+
+
+def some_groups(found: Candidates, count: int) -> Iterator[tuple[Merged, ...]]:
+    """Groups of copies drawn at random."""
+    draw = random.Random(count)
+    for _ in range(count):
+        groups: list[Merged] = []
+        for own in found.members.values():
+            keys = draw.sample([m.key for m in own], draw.randint(0, len(own)))
+            half = draw.randint(0, len(keys))
+            groups += [tuple(part) for part in (keys[:half], keys[half:]) if len(part) > 1]
+        yield tuple(groups)
 
 
 def test_what_is_told_is_what_merged_plans_hold(plans: list[Plan]) -> None:
@@ -121,3 +145,32 @@ def test_the_ground_of_other_plans_stays_as_it_is(plans: list[Plan]) -> None:
     made = [v for v in values if v in fresh.lives.maker]
     assert [found.walk.ground.lives.death(v) for v in made] == [fresh.lives.death(v) for v in made]
     assert list(found.walk.profile()) == before
+
+
+def test_arrays_that_stand_alike_in_several_orders_are_worked_out_once(
+    plans: list[Plan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is known of other orders changes nothing of what is told, and spares most of it."""
+    work, worked = Peaks._held, Counter[bool]()
+    several = front_over(read_by_three, ("x", None), *[(512, 512)] * 2).plans
+    for plan in (*plans, *several):
+        found = candidates_of(plan)
+        shared, alone = Peaks(found), Peaks(found)
+        # Nothing depends on several units of a region, which run one after another in any order.
+        first = orders_of(found.walk.schedule).first
+        assert all(first[u] == u for u in {*shared._before.tolist(), *shared._after.tolist()})
+
+        def held(peaks: Peaks, *of: Any, shared: Peaks = shared) -> Any:
+            worked[peaks is shared] += 1
+            return work(peaks, *of)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Peaks, "_held", held)
+            for groups in (*cuts(found), *some_groups(found, 30), *cuts(found)):
+                alone._variants.clear()
+                try:
+                    told = alone.profile(groups)
+                except PlanError:
+                    continue
+                assert np.array_equal(shared.profile(groups), told)
+    assert 0 < 3 * worked[True] < worked[False]
