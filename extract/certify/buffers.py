@@ -41,7 +41,7 @@ def buffers(
 ) -> list[Buffer]:
     """All arrays that hold value v, produced as `have`; `late` where it is added up of parts,
     when the kernel that makes these is over; from tick `left` on only copies of it, or of views
-    of it, are in memory. It is `turned` beside an old state from one tick up to before another.
+    of it, are in memory. It is `turned` beside it from one tick up to before another.
 
     A block takes `size` bytes, one on the way to a copy what it is `passing_by`.
     `needs[u]` are the layouts in which unit u reads it, `back` the units that need something
@@ -78,7 +78,7 @@ def buffers(
     for u, needed in needs.items():
         # What a loop carries in another layout is in no place of an old state.
         port = lives.root(u).port
-        beside = looped and turned is None and not lives.owns_memory(v)
+        beside = looped and not lives.renews_turned(v) and not lives.owns_memory(v)
         if beside and have not in needed and port in _RENEWING:
             begin = lives.made(v) + 1
             found.append(Buffer(begin, max(begin, lives.read(u, v)), size(have), have))

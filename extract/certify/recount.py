@@ -346,9 +346,9 @@ class Walk:
             took = beside.seconds, beside.joules, 0.0, beside.moved, beside.sent, "exchange"
             works.append(Work(*took))
         works += read_again(self, self.ground.unit_of[unit.root])
-        works += [
-            w for v in unit.outputs if self.turned(self.ground.lives, v) for w in self._turning(v)
-        ]
+        lives = self.ground.lives
+        turned = [v for v in unit.outputs if self.turned(lives, v) and lives.renews_turned(v)]
+        works += [w for v in turned for w in self._turning(v)]
         return reduce(Work.then, works)
 
     def _turning(self, v: FlatId) -> list[Work]:
@@ -462,7 +462,7 @@ class Walk:
         return x.until if x and x.copied(self.given, self.needed) else None
 
     def turned(self, lives: Lives, v: FlatId) -> tuple[int, int] | None:
-        """From when up to before when a new state is turned while it is renewed, beside the old."""
+        """From when up to before when what is turned of a value is in memory beside it."""
         if (known := lives.turned(v)) is None:
             return None
         way, begin, end = known

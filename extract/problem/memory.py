@@ -192,11 +192,11 @@ class Memory:
                     uses.append(Use(begin, late, np.where(parts > 0, place, 0.0)))
             return uses
 
-        return self._occupied(counted)
+        return self._occupied(counted) + self._turned(v, rows)
 
     def _turned(self, v: int, rows: Ints) -> tuple[Use, ...]:
-        """A new state that is turned while it is renewed, beside the old one, per row."""
-        if (turned := self.turned(v)) is None:
+        """What is turned of a value, beside the old state or what it is a copy of, per row."""
+        if (turned := self._bytes_turned(v)) is None:
             return ()
         _, begin, end = self.lives.turned[v]
         whole = self.once(lambda: turned[rows], "turned", turned, rows)
@@ -205,13 +205,20 @@ class Memory:
     def turned(self, v: int) -> Floats | None:
         """The bytes of a new state that is turned while it is renewed, per row of its unit; None
         where it never is."""
+        return self._bytes_turned(v) if self._renews_turned(v) else None
+
+    def _renews_turned(self, v: int) -> bool:
+        """Whether what is turned of a value is a new state, no copy."""
+        return v in self.lives.turned and self.lives.turned[v][0].renewed
+
+    def _bytes_turned(self, v: int) -> Floats | None:
         if (turned := self._lies_turned(v)) is None:
             return None
         gives, sizes = self.columns.gives(v), self._sizes(v)
         return self.once(lambda: np.where(turned, sizes, 0.0)[gives], "sizes", turned, sizes, gives)
 
     def _lies_turned(self, v: int) -> NDArray[np.bool_] | None:
-        """Per layout, whether a new state is turned while it is renewed; None where it never is."""
+        """Per layout, whether a value is turned; None where it never is."""
         if v not in self.lives.turned:
             return None
         way, table = self.lives.turned[v][0], self.columns.table(v)
@@ -312,7 +319,7 @@ class Memory:
         free, state, goes, windows = kind
         table, size = self.columns.table(v), self._sizes(v)
         straight, made = turns
-        lies = self._lies_turned(v)
+        lies = self._lies_turned(v) if self._renews_turned(v) else None
 
         def counted(count: Count) -> ReaderBytes:
             stays = bool(count.above) and goes

@@ -1,8 +1,8 @@
 """Bytes in memory on a device while the emitted program runs, by plain liveness.
 
 A value is in memory from the step that makes it to the last step that reads it. Views take none.
-What is computed element by element, or only moves elements, is computed by the kernels that read
-it, unless
+What is computed element by element, or only moves elements, or is one number but for a part that is
+written into it, is computed by the kernels that read it, unless
 
 * a product, a collective, a loop or an optimization barrier reads it, or it is a result, or
 * several kernels read it, and computing it in each would read more than storing it once.
@@ -126,6 +126,7 @@ class Held:
         self.program, self.region, self.library, self.mode = program, region, library, mode
         self.end = len(region.steps)
         self.root = self._roots()
+        self.filled = {v for s in region.steps if self._is_filled(s) for v in s.makes}
         self.results = {self.root[v] for v in region.outputs if v >= 0}
         self.products = {v for s in region.steps if self._is_library_s(s) for v in s.makes}
         steps = () if mode == "none" else region.steps
@@ -156,6 +157,8 @@ class Held:
 
     def is_fused(self, step: Step) -> bool:
         """Whether the kernels that read what a step makes can compute it themselves."""
+        if step.name == "dynamic_update_slice" and step.reads[0] in self.filled:
+            return True
         if step.sent or step.inner or step.name in _WHOLE | _UPDATES | {_BARRIER}:
             return False
         if step.name in _MOVES or (self.mode == "all" and self._reduces_few(step)):
@@ -164,6 +167,11 @@ class Held:
             return False
         shape = self.program.types[step.makes[0]][0]
         return all(_spreads(self.program.types[v][0], shape) for v in step.reads if v >= 0)
+
+    def _is_filled(self, step: Step) -> bool:
+        """Whether every element of what a step makes is one number."""
+        given = [self.program.types[v][0] for v in step.reads if v >= 0]
+        return step.name == "broadcast_in_dim" and not any(given)
 
     def computes_operands(self, step: Step) -> bool:
         """Whether a step's kernel can compute what the step reads."""

@@ -120,9 +120,9 @@ class FlatProgram:
                 found.update(x.outputs)
         return frozenset(found)
 
-    def loop_of(self, carry: Instance) -> Operation:
-        """The loop that a carry is of."""
-        body = self.bodies[self.body_of[carry.outputs[-2]]]
+    def loop_of(self, port: Instance) -> Operation:
+        """The loop, or other operation with regions, that a port brings something into."""
+        body = self.bodies[self.body_of[port.outputs[0]]]
         return self.bodies[body.parent].graph.operations[body.operation]
 
     @cached_property

@@ -8,6 +8,9 @@ instruction that defines it to its last reader, and
 - inputs live throughout, and so do the program's results once made; a donated input's buffer
   serves the new state that takes its place, if nothing reads the old one after that; where it
   is turned while it is renewed (`schedule/lying.py`), there is another array beside;
+- what products read in another order than it lies in has a copy beside it (`schedule/lying.py`),
+  which a loop has until its last round is over; only while it is made if nothing else needs what it
+  is of, since that then counts in its place;
 - an elementwise result takes over the buffer of an operand of the same type that dies there, unless
   the kernel that makes it reduces its rows, too (columns are reduced by another), and a scatter
   that of what it scatters into (HloDataflowAnalysis: CanShareOperandBuffer);
@@ -42,7 +45,7 @@ from tapestry_egg.machine.compiler_choices import FusionCosts
 from .flatten import Instance
 from .inlining import Fusion, fusion
 from .leaving import Leaving, PassedOn, doubled, leaving
-from .lying import Turned, cut_inside, renewed, turned_while_renewed
+from .lying import Turned, TurnedCopy, cut_inside, renewed, turned_copies, turned_while_renewed
 from .schedules import Schedule
 from .units import Unit, is_view
 
@@ -139,7 +142,7 @@ class Lives:
             self._fused.within,
             frozenset(self.doubled),
             {(u, v): (x.source, x.until) for x in self.leaving.values() for u, _, v in x.path},
-            {v: x for v in self._turned if (x := self.turned(v)) is not None},
+            {v: x for v in self._may_be_turned if (x := self.turned(v)) is not None},
             self.end,
         )
 
@@ -177,18 +180,46 @@ class Lives:
         return not self._is_next(v, states[-1])
 
     def turned(self, v: int) -> tuple[Turned, int, int] | None:
-        """Where v is in an old state's place and may be turned while it is renewed: from which tick
-        up to before which that is beside the old one."""
-        if v not in self._turned or self.owns_memory(v):
-            return None
-        turned = self._turned[FlatId(v)]
-        return turned, self.birth(turned.first), min(self.death(v) + 2, self.end)
+        """What may be turned of v: where v is in an old state's place, from which tick up to before
+        which it is beside the old one; else a copy for products, from when on that is beside it."""
+        if self.renews_turned(v):
+            turned = self._turned[FlatId(v)]
+            return turned, self.birth(turned.first), min(self.death(v) + 2, self.end)
+        copy = self.turned_copies.get(FlatId(v))
+        return None if copy is None else (copy.turned, *self._beside(copy))
+
+    def renews_turned(self, v: int) -> bool:
+        """Whether what may be turned of v is a new state, and no copy."""
+        return v in self._turned and not self.owns_memory(v)
+
+    def _beside(self, copy: TurnedCopy) -> tuple[int, int]:
+        """From which tick up to before which a copy for products is in memory beside what it is of:
+        until the last of them has run, or nothing else needs that any more."""
+        begin = min(map(self.tick, copy.readers))
+        end = max(max(self.tick(u), self._loop_end(u)) for u in copy.readers) + 2
+        given = self.root(self.maker[copy.source]).port in ("input", "state")
+        if given or not self.owns_memory(copy.source):
+            return begin, end
+        others = [u for u in self.users.get(copy.source, []) if u not in copy.readers]
+        needed = [self.through(u, copy.source) + 2 for u in others]
+        return begin, min(end, max([begin + 1, *needed]))
 
     @cached_property
     def turned_parts(self) -> frozenset[FlatId]:
         """What products read of states that may be turned while they are renewed."""
-        found = (x for v in self._turned if (x := self.turned(v)) is not None)
-        return frozenset(v for way, *_ in found for v in way.parts)
+        found = (self._turned[v] for v in self._turned if self.renews_turned(v))
+        return frozenset(v for way in found for v in way.parts)
+
+    @cached_property
+    def turned_copies(self) -> Mapping[FlatId, TurnedCopy]:
+        """By what is turned for products as it is read, the copy that is made."""
+        if self.epilogues:
+            return {}
+        return turned_copies(self.schedule, self._fused.within, self.turned_parts)
+
+    @property
+    def _may_be_turned(self) -> set[FlatId]:
+        return {*self._turned, *self.turned_copies}
 
     def _is_copied(self, u: int) -> bool:
         """Whether something is held beside a carry, of unit u, until all carries are written: its

@@ -188,21 +188,26 @@ def cut_inside(schedule: Schedule, fused: Fusion, epilogues: bool = False) -> fr
 
 @dataclass(frozen=True, slots=True)
 class Turned:
-    """What may be turned while it is renewed, from value `first` on: the products that read it or
-    `parts` of it, with their operands."""
+    """What may be turned for products that read it or `parts` of it: these, with their operands,
+    and the dims of the operand in the order in which they lie. It is turned from value `first` on,
+    while it is `renewed`, and back in the end; or a copy of it is, beside it."""
 
-    operands: tuple[tuple[OperationSignature, int], ...]
+    operands: tuple[tuple[OperationSignature, int, tuple[int, ...]], ...]
     first: FlatId
     parts: frozenset[FlatId]
+    renewed: bool = True
 
     def within(self, block: Sequence[int]) -> bool:
         """Whether a product wants a device's block in another order. What is read of the block has
-        the last of its dims."""
-        return any(
-            turned_for_product(x, p, range(n), block[len(block) - n :]) is not None
-            for x, p in self.operands
-            if (n := x.input_types[p].rank) <= len(block)
-        )
+        the last of its dims; of what has more dims than the block, all of it is asked."""
+        for x, p, order in self.operands:
+            own = None
+            if (n := len(order)) <= len(block):
+                extents = dict(zip(order, block[len(block) - n :], strict=True))
+                own = [extents[d] for d in range(n)]
+            if turned_for_product(x, p, order, own) is not None:
+                return True
+        return False
 
 
 def turned_while_renewed(schedule: Schedule, epilogues: bool = False) -> Mapping[FlatId, Turned]:
@@ -241,7 +246,7 @@ def turned_while_renewed(schedule: Schedule, epilogues: bool = False) -> Mapping
 
 
 _Readers = Mapping[FlatId, Sequence[InstanceId]]
-_Operands = list[tuple[OperationSignature, int]]
+_Operands = list[tuple[OperationSignature, int, tuple[int, ...]]]
 
 
 def _carried(
@@ -301,7 +306,11 @@ def _multiplied(x: Instance, v: FlatId) -> _Operands:
     """As which operands a product reads value v; none of what is no product."""
     if x.port or not x.signature.is_product:
         return []
-    return [(x.signature, p) for p, w in enumerate(x.inputs) if w == v]
+    return [
+        (x.signature, p, tuple(range(x.signature.input_types[p].rank)))
+        for p, w in enumerate(x.inputs)
+        if w == v
+    ]
 
 
 def _is_part(x: Instance, program: FlatProgram) -> bool:
@@ -350,38 +359,144 @@ def turned_for_product(
     return tuple(k for kind in wanted for k in sorted(kinds) if kinds[k] == kind)
 
 
-def turned_operands(
+@dataclass(frozen=True, slots=True)
+class TurnedRead:
+    """What unit `unit` reads of value v, as operand `port` of one of its instances, and gives to
+    its product as operand `operand`, whose dims lie in an `order`: a copy in a `wanted` one."""
+
+    unit: int
+    instance: InstanceId
+    port: int
+    value: FlatId
+    signature: OperationSignature
+    operand: int
+    order: tuple[int, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def copy(self) -> tuple[FlatId, tuple[int, ...]]:
+        """What products that want one order share."""
+        return self.value, tuple(self.order.index(k) for k in self.wanted)
+
+
+def turned_reads(
     schedule: Schedule, inside: Sequence[bool], before: Collection[FlatId] = ()
-) -> frozenset[tuple[InstanceId, int]]:
-    """The reads, by instance and operand, for which XLA for GPUs gives products a copy in another
-    order, as libraries take matrices: attention's queries, written token by token and head by head,
-    are read head by head.
+) -> list[TurnedRead]:
+    """The reads for which XLA for GPUs gives products a copy in another order, as libraries take
+    matrices: attention's queries, written token by token and head by head, are read head by head.
 
     What the product would else compute of them, the units `inside` it, is computed for the copy.
     What is stored of what goes element by element is written so as it is made, and what products
-    read of states may be turned `before`, for as long as these are renewed. Products that want one
-    order share the copy, which the first of them pays.
+    read of states may be turned `before`, for as long as these are renewed.
     """
     instances = schedule.program.instances
-    found, copies = set(), set[tuple[FlatId, tuple[int, ...]]]()
-    for unit in schedule.units:
+    found = []
+    for u, unit in enumerate(schedule.units):
         root = instances[unit.root]
         if root.port or not root.signature.is_product:
             continue
         for i, p, v in unit.reads:
-            maker = schedule.producer[v]
-            made_by = instances[schedule.units[maker].root]
-            straight = made_by.port or made_by.signature.fusion
-            taken = inside[maker] or straight in ("kernel", "reduce", "input", "state")
-            if v in before or not taken:
+            if v in before or not _is_made_straight(schedule, v, inside):
                 continue
             place, order = _as_operand(schedule, unit, i, p)
             wanted = turned_for_product(root.signature, place, order) if order else None
-            copy = v, tuple(order.index(k) for k in wanted or ())
-            if wanted is not None and copy not in copies:
-                copies.add(copy)
-                found.add((i, p))
-    return frozenset(found)
+            if wanted is not None:
+                given = root.signature, place, tuple(order), wanted
+                found.append(TurnedRead(u, i, p, v, *given))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedCopy:
+    """The copies in another order that products read of a value: what the value is `turned` for,
+    the `values` that they read, the units that are its `readers`, products or ports by which a loop
+    reads it, and the array that is its `source`."""
+
+    turned: Turned
+    values: frozenset[FlatId]
+    readers: frozenset[int]
+    source: FlatId
+
+
+def turned_copies(
+    schedule: Schedule, inside: Sequence[bool], before: Collection[FlatId] = ()
+) -> Mapping[FlatId, TurnedCopy]:
+    """By value, the copies for products. What a loop reads from outside is turned once, before it:
+    all of a stack of which it takes slices (xla/service/layout_assignment.cc gives what enters a
+    loop the order that its body wants)."""
+    found: dict[FlatId, list[tuple[TurnedRead, int, FlatId]]] = {}
+    for x in turned_reads(schedule, inside, before):
+        value, reader, source = _read_from(schedule, x, inside)
+        found.setdefault(value, []).append((x, reader, source))
+    return {
+        v: TurnedCopy(
+            Turned(tuple((x.signature, x.operand, x.order) for x, *_ in of), v, frozenset(), False),
+            frozenset(x.value for x, *_ in of),
+            frozenset(u for _, u, _ in of),
+            of[0][2],
+        )
+        for v, of in found.items()
+    }
+
+
+def _read_from(
+    schedule: Schedule, x: TurnedRead, inside: Sequence[bool]
+) -> tuple[FlatId, int, FlatId]:
+    """What is turned for a read, the unit that reads it, and what that is a view of: a port of a
+    loop if what is read comes from there, as it is or by what the product computes of it."""
+    program, computed = schedule.program, False
+    value, reader, v, source = x.value, x.unit, x.value, x.value
+    while True:
+        u = schedule.producer[v]
+        unit = schedule.units[u]
+        root = program.instances[unit.root]
+        if root.port in ("stream", "invariant") and not program.loop_of(root).is_branch:
+            reader, value = u, v if root.port == "invariant" else root.inputs[0]
+            v, computed = root.inputs[0], False
+        elif is_view(program, unit) or _is_part(root, program):
+            v = unit.reads[0][-1]
+        elif inside[u] and not root.port and len(alike := _read_alike(program, unit)) == 1:
+            (v,), computed = alike, True
+        else:
+            smaller = program.sizes[v] < program.sizes[x.value]
+            if smaller and reader == x.unit and len(schedule.readers[x.value]) == 1:
+                return v, reader, v  # the product computes it of the copy
+            return value, reader, source
+        source = source if computed else v
+
+
+def _read_alike(program: FlatProgram, unit: Unit) -> set[FlatId]:
+    """What a unit reads of the shape that it writes, element by element."""
+    shape = program.types[unit.outputs[0]].shape
+    return {
+        v
+        for i, p, v in unit.reads
+        if program.types[v].shape == shape
+        and read_as(program.instances[i].signature, p) == (False, True)
+    }
+
+
+def _is_made_straight(schedule: Schedule, v: FlatId, inside: Sequence[bool]) -> bool:
+    """Whether what products read of a value is written otherwise for them by a kernel of its own:
+    of what a kernel leaves straight, or they would compute."""
+    u = schedule.producer[v]
+    unit = schedule.units[u]
+    root = schedule.program.instances[unit.root]
+    if root.port in ("invariant", "stream"):
+        return _is_made_straight(schedule, root.inputs[0], inside)
+    if is_view(schedule.program, unit) and all(
+        not read_as(schedule.program.instances[i].signature, 0)[0] for i in unit.members
+    ):
+        return _is_made_straight(schedule, unit.reads[0][-1], inside)
+    straight = ("kernel", "reduce", "input", "state")
+    return inside[u] or (root.port or root.signature.fusion) in straight
+
+
+def turned_operands(reads: Sequence[TurnedRead]) -> frozenset[tuple[InstanceId, int]]:
+    """The reads, by instance and operand, that pay a copy in another order: products that want one
+    order share it, and the first of them pays."""
+    first = {x.copy: (x.instance, x.port) for x in reversed(reads)}
+    return frozenset(first.values())
 
 
 def _as_operand(schedule: Schedule, unit: Unit, i: InstanceId, p: int) -> tuple[int, list[int]]:

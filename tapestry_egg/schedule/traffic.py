@@ -32,7 +32,7 @@ from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from .flatten import Instance
 from .inlining import fusion, is_a_compiler_s_product, moves_last, read_as
 from .lifetimes import lives_of
-from .lying import renewed, turned_operands
+from .lying import renewed, turned_operands, turned_reads
 from .schedules import Schedule
 from .siblings import Reader, Shared, adds_exponentials, ends_in_sums, may_merge, siblings
 from .units import Unit, is_view
@@ -99,9 +99,14 @@ class Traffic:
         self._sums_in: dict[int, int] = {}  # kernels that make a sum beside what they make
         self._beside = self._sums_beside()
         self._shared = self._merged(target.fusing) if self._fuses and target.fusing else {}
-        before = lives_of(schedule, target.epilogues, target.fusing).turned_parts
-        given = schedule, self._inside, before
-        self._turned = turned_operands(*given) if self._slices else frozenset()
+        lives = lives_of(schedule, target.epilogues, target.fusing)
+        roots = {v: [self._root_of(u) for u in x.readers] for v, x in lives.turned_copies.items()}
+        looped = [v for v, of in roots.items() if any(x.port for x in of)]
+        # what loops read is turned once, before them
+        self._turned_before = {x.outputs for v in looped for x in roots[v] if x.port}
+        once = lives.turned_parts.union(*(lives.turned_copies[v].values for v in looped))
+        reads = turned_reads(schedule, self._inside, once)
+        self._turned = turned_operands(reads) if self._slices else frozenset()
 
     def of(self, unit: Unit) -> UnitTraffic:
         """The traffic of a unit; of a part of one, that of a kernel of its own."""
@@ -240,8 +245,11 @@ class Traffic:
         reads, writes, launches = [0.0] * len(unit.reads), [0.0] * len(unit.outputs), 0.0
         if unit.root in self._copied_results:
             return UnitTraffic((2.0,) * len(reads), tuple(writes))
-        if not self._slices or root.port not in ("stack", "stream", "carry"):
+        if not self._slices or root.port not in ("stack", "stream", "carry", "invariant"):
             return UnitTraffic(tuple(reads), tuple(writes), launches=0.0)
+        before = float(root.outputs in self._turned_before)
+        if root.port == "invariant":
+            return UnitTraffic((2.0 * before,), tuple(writes), launches=before)
         if root.port == "carry":
             copied = self.is_copied(unit) and not (self._in_pairs(root) and self.takes_turns(unit))
             if root.weight and copied:  # in a loop of no rounds nothing runs
@@ -252,6 +260,7 @@ class Traffic:
         if root.port == "stream":
             if any(self._is_kernel(r) for v in unit.outputs for r in self._readers(v)):
                 reads, launches = [2.0], length
+            reads, launches = [reads[0] + 2.0 * before], launches + before
         elif unit.root in self._renewed:
             launches = length
         elif self._is_written_at_once(root.inputs[0]):

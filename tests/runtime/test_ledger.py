@@ -171,6 +171,19 @@ def test_parts_are_written_one_after_another_where_the_argument_is() -> None:
     assert between > 2 * BLOCK
 
 
+def test_a_part_in_zeros_is_computed_by_what_adds_it() -> None:
+    """As the gradient of a slice is in a loop; an array that is not one number is there."""
+
+    def rounds(x: jax.Array, u: jax.Array, of: Callable[..., jax.Array]) -> jax.Array:
+        part = lambda c, i: (c + lax.dynamic_update_slice(of(c), u, (i, 0)), None)  # noqa: E731
+        return lax.scan(part, x, jnp.arange(4))[0]
+
+    row, index = 4 * N, 4 * 4
+    for of, blocks in (jnp.zeros_like, 2), (jnp.tanh, 3):
+        counted = peak(lambda x, u, of=of: rounds(x, u, of), (N, N), (1, N))
+        assert counted == pytest.approx(blocks * BLOCK + row + index, abs=64)
+
+
 def test_a_result_that_is_there_already_is_copied() -> None:
     square = (N, N)
     assert peak(lambda x: x, square) == peak(lambda x: x.T, square) == 2 * BLOCK

@@ -32,7 +32,7 @@ from tapestry_egg.plans.plan import Plan
 from tapestry_egg.rules.language.book import load_books
 from tapestry_egg.schedule.flatten import feedback_pairs, flatten
 from tapestry_egg.schedule.lifetimes import Lifetimes, lifetimes, lives_of
-from tapestry_egg.schedule.lying import turned_operands
+from tapestry_egg.schedule.lying import turned_operands, turned_reads
 from tapestry_egg.schedule.repeated import repeat_cheap
 from tapestry_egg.schedule.schedules import Schedule, in_order, schedule
 from tapestry_egg.shard.encode import encode
@@ -519,10 +519,75 @@ def test_a_cache_is_turned_for_what_reads_it_after_it_is_renewed(name: str) -> N
     graph = te.trace(fn, *types, donate_argnums=0).graph
     plan = schedule(flatten(graph, feedback_pairs(graph)))
     lives = lives_of(plan)
-    assert bool(lifetimes(plan).turned) == bool(lives.turned_parts) == turned
+    renewed = [x for x, *_ in lifetimes(plan).turned.values() if x.renewed]
+    assert bool(renewed) == bool(lives.turned_parts) == turned
     inside = [True] * len(plan.units)
-    every = turned_operands(plan, inside)
-    assert len(every) - len(turned_operands(plan, inside, lives.turned_parts)) == turned
+    every = turned_operands(turned_reads(plan, inside))
+    beside = turned_operands(turned_reads(plan, inside, lives.turned_parts))
+    assert len(every) - len(beside) == turned
+
+
+def weighed(c: Any, q: Any) -> Any:
+    return jnp.einsum("bhqt,bthk->bhqk", jnp.tanh(scored(q, c)), c)
+
+
+def looped(f: Callable[..., Any]) -> Callable[..., Any]:
+    """Rounds that read what they do not change."""
+    return lambda c, q: lax.fori_loop(0, 3, lambda _, q: f(c, q), q)
+
+
+#: A stack of caches, too many for a loop over it to be written out.
+MANY = (160, 2, 256, 8, 16)
+SQUARE = np.ones((CACHE[2] * CACHE[3],) * 2, np.float32)
+
+#: What products read in another order than it lies in: how many arrays as large there are at a
+#: time, and whether it is turned before a loop.
+READ_TURNED: dict[str, tuple[Callable[..., Any], float, bool]] = {
+    "an argument": (weighed, 2, False),
+    "an argument, by one product": (lambda c, q: scored(q, c), 2, False),
+    "converted by the product": (lambda c, q: scored(q, c.astype(q.dtype)), 2, False),
+    "in a loop": (looped(weighed), 2, True),
+    "in a loop in a loop": (looped(looped(weighed)), 2, True),
+    "computed in a loop": (looped(lambda c, q: weighed(jnp.tanh(c), q)), 2, True),
+    "one of a stack": (lambda c, q: weighed(c[1], q), 1.5, False),
+    "a stack, one in a round": (
+        lambda c, q: lax.scan(lambda q, c: (weighed(c, q), None), q, c)[0],
+        2,
+        False,
+    ),
+    "computed in that order": (lambda c, q: looped(weighed)(jnp.tanh(c), q), 2, False),
+    "projected": (
+        lambda c, q: looped(weighed)((c.reshape(*CACHE[:2], -1) @ SQUARE).reshape(CACHE), q),
+        3,
+        True,
+    ),
+    "read otherwise, too": (
+        lambda c, q: (looped(weighed)(d := jnp.cumsum(c, 1), q), d[:, :1]),
+        3,
+        True,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", READ_TURNED)
+def test_a_copy_for_products_is_beside_what_it_is_of(name: str) -> None:
+    """Made once before a loop, whatever the rounds compute of it. XLA for H100 holds as much."""
+    from tapestry_egg.runtime.measure.hlo import hlo_stats
+
+    fn, arrays, before = READ_TURNED[name]
+    dtype = jnp.bfloat16 if "converted" in name else jnp.float32
+    shape = {"one of a stack": (2, *CACHE), "a stack, one in a round": MANY}.get(name, CACHE)
+    cache = jax.ShapeDtypeStruct(shape, dtype)
+    rows, _, heads, width = shape[-4:]
+    q = jax.ShapeDtypeStruct((rows, heads, 4, width), jnp.float32)
+    settings = te.Settings(forms=0, work=0.1, front=False)
+    (plan, *_) = te.optimize(te.trace(fn, cache, q), "h100:1", settings=settings)
+    compiled = hlo_stats(te.compile(plan, h100s()[:1]).compile())
+    size = float(np.prod(shape)) * cache.dtype.itemsize
+    assert plan.costs.peak_bytes == pytest.approx(arrays * size, rel=0.1)
+    assert plan.costs.peak_bytes == pytest.approx(compiled.peak_bytes, rel=0.03)
+    turned = sum(p.seconds for p in cost_parts(plan) if p.name == "invariant")
+    assert turned == pytest.approx(before * turning_seconds(size, H100))
 
 
 def test_xla_for_h100_needs_what_was_predicted() -> None:
