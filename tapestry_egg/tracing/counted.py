@@ -170,16 +170,19 @@ def _places(body: BlockGraph, x: Operation) -> tuple[int, int, list[int | None]]
             at = [x.inputs[p] for p in own.read_at]
         else:
             return None
-        full = zip(body.values[array].shape, body.values[window].shape, strict=False)
+        whole, shape = body.values[array].shape, body.values[window].shape
+        if not len(at) == len(whole) == len(shape):
+            return None
         # Windows begin inside: what takes all of a dim, at its first element.
-        starts = [None if n == m else v for v, (n, m) in zip(at, full, strict=False)]
-        return (array, window, starts) if len(at) == body.values[array].rank else None
+        each = zip(at, whole, shape, strict=True)
+        return array, window, [None if n == m else v for v, n, m in each]
     if not _writes(body, x):
         return None
     numbered, batch, _, single, inside = NAMES["writing"]
     dims, (array, number, window, *_) = x.params["dimension_numbers"], x.inputs
     rows, at = [*range(body.values[window].rank)], dims[numbered]
     one = body.values[number].shape == (1,) and not dims[batch] and len(at) == 1
+    one &= body.values[array].rank == len(rows) + 1
     if not one or [*dims[single]] != [*at] or [*dims[inside]] != rows:
         return None
     return array, window, [number if d == at[0] else None for d in range(len(rows) + 1)]
