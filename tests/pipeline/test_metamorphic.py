@@ -29,10 +29,6 @@ RULES = [r for book in load_books(DEFAULT_BOOKS) for r in book.rules]
 KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
     "outer": ((2,), "the gradient of a product with a vector is a product with a vector"),
     "scaled": ((5,), "the gradient of a product with a vector is a product with a vector"),
-    "choice": (
-        (3,),
-        "a form that rules make stores what the program as given computes again",
-    ),
     "argmax": (
         (2, 3),
         "few states are gathered quicker than scattered; two passes are not one",
