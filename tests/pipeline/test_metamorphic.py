@@ -34,7 +34,7 @@ KNOWN: dict[str, tuple[tuple[int, ...], str]] = {
         "few states are gathered quicker than scattered; two passes are not one",
     ),
     "largest": ((2,), "the gradient of a maximum is shared among equals, that of top_k is not"),
-    "written": ((2, 3), "masks read both cases whole, parts are stored before they are padded"),
+    "written": ((3,), "masks read both cases whole, parts are stored before they are padded"),
     "three": ((2,), "the gradient of what is padded around adds up what overlaps"),
     "cumulated": ((1,), "associative scans are not read as sums"),
     "fourier": ((1, 2), "one form has both dims of all transforms in one order"),
