@@ -17,7 +17,12 @@ from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
-from tapestry_egg.plans.compiler_options import GPUS, OWN_REDUCTIONS_ON_CPUS, passed_options
+from tapestry_egg.plans.compiler_options import (
+    BARRIERS_ON_CPUS,
+    GPUS,
+    OWN_REDUCTIONS_ON_CPUS,
+    passed_options,
+)
 from tapestry_egg.plans.plan import AUDITED, Plan
 from tapestry_egg.plans.specs import partition_spec, spec_of
 from tapestry_egg.runtime.ledger.check import check, check_boundary
@@ -618,9 +623,9 @@ class CompiledPlan:
         return jax.tree.structure(self.program.arguments(range(len(self.in_shardings))))
 
     def _options(self, with_options: bool) -> dict[str, Any] | None:
-        """What XLA is told."""
+        """What XLA is told; what every version has been told, without the others."""
         if not with_options:
-            return None
+            return dict(BARRIERS_ON_CPUS) if self._platform == "cpu" else None
         return {**passed_options(self.plan, self._platform), **(self.more_options or {})} or None
 
     def _trace(self, tree: Any, with_options: bool = True) -> jax.stages.Traced:
@@ -821,7 +826,7 @@ def _reduces_beside_one(jaxpr: Any) -> bool:
     left = [getattr(jaxpr, "jaxpr", jaxpr)]
     for found in left:
         for equation in found.eqns:
-            reduces = equation.primitive.name.startswith("reduce_")
+            reduces = equation.primitive.name.startswith("reduce")
             if reduces and any(1 in v.aval.shape for v in equation.outvars):
                 return True
             left += jaxprs(equation)

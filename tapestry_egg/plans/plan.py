@@ -513,8 +513,8 @@ class Passed:
 
     def add(self, plan: Plan) -> None:
         # Those that are gone are dropped here: what a weak reference calls would swallow Ctrl-C.
-        for gone in [k for k, known in self._plans.items() if known() is None]:
-            del self._plans[gone]
+        for gone in [k for k, known in [*self._plans.items()] if known() is None]:
+            self._plans.pop(gone, None)
         self._plans[id(plan)] = weakref.ref(plan)
 
     def __contains__(self, plan: Plan) -> bool:

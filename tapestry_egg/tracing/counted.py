@@ -7,8 +7,8 @@ constant of the loop of which each round takes the next part becomes an array th
 over. A carried array of which each round writes the next part, or adds to it, and that is read by
 nothing else, becomes a stack of these parts. What numbers the rounds is known after the loop.
 
-Rows that are read along another dim stay as they are: XLA takes them out of the array where it
-lies, and would copy them first.
+What would be copied for that stays as it is: XLA takes rows along another dim, or some of all rows,
+out of the array where it lies, and adds rows to an array where that lies.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MOST = 1 << 16
 @dataclass(frozen=True)
 class Window:
     """The `part` of an array that each round reads or writes: so many `rows` along `dim`, those of
-    all rounds from `start` on; of the last round first, if they come `backward`."""
+    all rounds from `start` on; of the last round first, if they come `backward`. Or it `adds`."""
 
     array: int
     part: int
@@ -45,6 +45,7 @@ class Window:
     start: int
     rows: int
     backward: bool
+    adds: bool
 
 
 @dataclass
@@ -97,9 +98,10 @@ class Rounds:
         value, by = made.inputs if means in ("sum", "difference") else (-1, -1)
         if value != counter and means == "sum":
             value, by = by, value
-        if value != counter or by not in self.numbers:
+        steps = self.numbers.get(by)
+        if value != counter or steps is None or (steps != steps[0]).any():
             return
-        step = int(self.numbers[by][0]) * (-1 if means == "difference" else 1)
+        step = int(steps[0]) * (-1 if means == "difference" else 1)
         last = int(start) + step * self.length
         if np.iinfo(start.dtype).min <= last <= np.iinfo(start.dtype).max:
             each = int(start) + step * np.arange(self.length)
@@ -140,8 +142,8 @@ class Rounds:
         known = [one.astype(np.int64) for one in starts if one is not None]
         if not whole or len(known) < len(whole):
             return None
-        moving = [d for d, one in enumerate(known) if at[d] is not None and one.any()] or [0]
-        d, *others = moving
+        some = [d for d, v in enumerate(at) if v is not None]  # dims of which a part is taken
+        d, *others = [d for d in some if known[d].any()] or [*some[:1], 0][:1]
         if len(shape) < len(whole):
             shape.insert(d, 1)
         start, rows = int(known[d].min()), shape[d]
@@ -151,7 +153,7 @@ class Rounds:
         full = all(n == m for e, (n, m) in enumerate(zip(whole, shape, strict=True)) if e != d)
         in_order = backward or bool((known[d] == in_turn).all())
         return (
-            Window(array, part, d, start, rows, backward)
+            Window(array, part, d, start, rows, backward, registry.meaning(x.kernel) == "adding")
             if inside and full and in_order and not others
             else None
         )
@@ -227,9 +229,8 @@ class Loop:
     rounds: Rounds
     around: Spelled
     known: Known
-    # Per array of which each round reads so many rows from a first one on: the stack of the parts
-    # outside, and the part in the body.
-    streams: dict[tuple[int, int, int], tuple[int, int]] = field(default_factory=dict)
+    # Per array of which each round reads so many rows: the stack outside, the part in the body.
+    streams: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
     # Per carry that becomes a stack: the part of each round, its window, and whether it is added.
     parts: dict[int, tuple[int, Window, bool]] = field(default_factory=dict)
     stands: dict[int, int] = field(default_factory=dict)  # in the body
@@ -259,7 +260,7 @@ class Loop:
             found = None if x.regions or x.effectful else self.rounds.window(x)
             made = x.outputs[0] if x.outputs else -1
             if found is not None and (k := self._written_by(x, found)) is not None:
-                added = registry.meaning(x.kernel) == "adding" or self.body.outputs[k] != made
+                added = found.adds or self.body.outputs[k] != made
                 part = self._in_shape(found.part, self._shape(found))
                 self.parts[k] = part, found, added
                 gone |= {made, self.body.outputs[k]}
@@ -303,7 +304,7 @@ class Loop:
 
     def _written_by(self, x: Operation, window: Window) -> int | None:
         """The carry of which an operation writes the part of this round, or adds it; None if there
-        is no such carry, or anything else reads it, or some of it is kept."""
+        is no such carry, anything else reads it, or a stack takes more."""
         if window.part in x.outputs:
             return None
         (made,), last, array = x.outputs, x, window.array
@@ -318,9 +319,21 @@ class Loop:
             return None
         k, (result,) = carries.index(array), last.outputs
         alone = self.body.outputs[k] == result and self.readers[result] == [None]
-        added = last is not x or registry.meaning(x.kernel) == "adding"
-        all_of_it = window.rows * self.rounds.length == self.body.values[array].shape[window.dim]
-        return k if alone and (added or all_of_it) and self._agrees(window.backward) else None
+        return k if alone and self._pays(window, last is not x, k) else None
+
+    def _pays(self, window: Window, whole: bool, k: int) -> bool:
+        """Whether a stack takes no more than what a loop writes: what it adds to the `whole` of a
+        carry in each round takes more in any case. Else the stack must be all that becomes of the
+        carry, as rows that are added to an array are where that lies."""
+        if not self._agrees(window.backward):
+            return False
+        type_, n = self.body.values[window.array], self.rounds.length
+        all_of_it = window.dim == 0 and window.rows * n == type_.shape[0]
+        return whole or (all_of_it and (not window.adds or self._begins_with_zeros(k)))
+
+    def _begins_with_zeros(self, k: int) -> bool:
+        number = self.known.number(self.op.inputs[self.first + k])
+        return number is not None and bool(number == 0)
 
     def _is_zero(self, array: int) -> bool:
         if array in self.body.inputs[: self.first]:
@@ -335,16 +348,15 @@ class Loop:
         consts, array = self.body.inputs[: self.first], window.array
         if window.part not in x.outputs or array not in consts:
             return None
-        whole, d = self.body.values[array].shape, window.dim
-        if any(n > 1 for n in whole[:d]) or not self._agrees(window.backward):
-            return None  # the stack would be a copy
-        key = array, window.start, window.rows
+        whole, d, n = self.body.values[array].shape, window.dim, self.rounds.length
+        # A stack of some of an array, or in another order, would be a copy.
+        copied = window.rows * n < whole[d] or any(m > 1 for m in whole[:d])
+        if copied or not self._agrees(window.backward):
+            return None
+        key = array, window.rows
         if key not in self.streams:
-            shape, n = self._shape(window), self.rounds.length
-            start, ends = [0] * len(whole), [*whole]
-            start[d], ends[d] = window.start, window.start + n * window.rows
-            stack = self.around.sliced(self.op.inputs[consts.index(array)], start, ends)
-            stack = self.around.reshaped(stack, (n, *shape))
+            shape = self._shape(window)
+            stack = self.around.reshaped(self.op.inputs[consts.index(array)], (n, *shape))
             self.streams[key] = stack, self.inside.value(self.inside.typed(array, shape))
         return self.streams[key][1]
 
@@ -430,7 +442,6 @@ class Loop:
         if any(config[d]):
             zero = self.around.constant(np.zeros((), decode_dtype(type_.dtype)), type_.dtype)
             stack = self.around.padded(stack, zero, config)
-        number = self.known.number(before)
-        if not added or (number is not None and number == 0):
+        if not added or self._begins_with_zeros(k):
             return stack
         return self.around.new("add", (before, stack), type_, {})

@@ -15,6 +15,7 @@ from models import tensat
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.pipeline.census import census
+from tapestry_egg.plans.compiler_options import OWN_REDUCTIONS_ON_CPUS
 from tapestry_egg.rewrite.forms import forms
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, load_books
 from tapestry_egg.runtime.measure.numerics import accuracy
@@ -58,7 +59,8 @@ def test_all_their_work_can_be_split(name: str) -> None:
 def outputs(fn: Callable[..., Any], *args: Any) -> list[np.ndarray]:
     """Flat outputs, compiled with little optimisation: these programs run once."""
     flags = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
-    return [np.asarray(x) for x in jax.tree.leaves(jax.jit(fn, compiler_options=flags)(*args))]
+    run = jax.jit(fn, compiler_options=flags | OWN_REDUCTIONS_ON_CPUS)
+    return [np.asarray(x) for x in jax.tree.leaves(run(*args))]
 
 
 @pytest.mark.slow

@@ -209,9 +209,9 @@ def test_a_compiler_without_an_option_compiles_without_them(beside: te.Front) ->
         assert not with_options
         return SimpleNamespace(lower=lambda: SimpleNamespace(compile=lambda: "without"))
 
-    run: Any = SimpleNamespace(plan=beside[0], _trace=again)
+    run: Any = SimpleNamespace(plan=beside[0], more_options=None, _trace=again)
     with pytest.warns(UserWarning, match="does not know an option"):
         assert CompiledPlan._with_options(run, Lowered(), None) == "without"  # type: ignore[arg-type]
-    run.plan = replace(beside[0], origin=None)
+    run.more_options = {"xla_gpu": 1}  # the user's own
     with pytest.raises(jax.errors.JaxRuntimeError):
         CompiledPlan._with_options(run, Lowered(), None)  # type: ignore[arg-type]

@@ -57,8 +57,8 @@ def by_data(x: Array) -> Array:
 PROGRAMS: dict[str, tuple[Callable[[Array], Array], set[str], set[str]]] = {
     "blocks": (rounds(4, 4, lambda i: 4 * i), set(), set()),
     "rows": (rounds(N, 1, lambda i: i), set(), set()),
-    "some rows": (rounds(5, 2, lambda i: 2 * i + 3), set(), set()),
-    "a counter": (counted, set(), set()),
+    "some rows": (rounds(5, 2, lambda i: 2 * i + 3), {READS}, {READS}),
+    "a counter": (counted, {READS}, {READS}),
     "two counters": (counted_down, set(), set()),
     "computed again": (jax.checkpoint(rounds(4, 4, lambda i: 4 * i)), set(), set()),
     "columns": (rounds(2, 4, lambda i: 4 * i, d=1), {READS}, {READS}),
