@@ -229,7 +229,13 @@ def read_at_once(i: Array, s: Any, x: Array) -> Any:
 
 def varied(x: Array) -> Array:
     steps = jnp.array([3, 1, 2, 5])
-    return lax.scan(lambda c, j: ((c[0] + j, c[1] * x[j, 0]), c[0]), (0, 1.0), steps)
+    first = steps.dtype.type(0), 1.0
+    return lax.scan(lambda c, j: ((c[0] + j, c[1] * x[j, 0]), c[0]), first, steps)
+
+
+def last_again(x: Array) -> Array:
+    row = lambda i: x[jnp.minimum(i, B - 2)]  # noqa: E731
+    return lax.fori_loop(0, B, lambda i, c: 0.5 * c + row(i), jnp.ones(D))
 
 
 def one_column(x: Array) -> Array:
@@ -238,6 +244,7 @@ def one_column(x: Array) -> Array:
 
 STAYS["columns"] = (columns, [LAYERS, X], 1)
 STAYS["rows added to an array"] = (some_added, [LAYERS, X], 1)
+STAYS["one row again"] = (last_again, [X], 0)
 STAYS["steps that differ"] = (varied, [X], 1)
 STAYS["a column of a square, once"] = (one_column, [X], 0)
 STAYS["a row that is read at once"] = (
@@ -258,10 +265,17 @@ def test_what_is_no_slice_of_every_round_stays(case: str) -> None:
         agrees(function, arguments)
 
 
-def test_gradients_in_loops_add_to_what_came_before() -> None:
-    """What the rounds of a loop add is added to what the loop around it carries."""
+def test_what_rounds_add_is_added_to_what_came_before() -> None:
+    """Also where an array of zeros but for a row is added, as gradients are."""
+
+    def spread(x: Array) -> Array:
+        return lax.fori_loop(0, B, lambda i, c: c + jnp.zeros(X).at[i].set(x[i]), jnp.ones(X))
+
     with jax.enable_x64(True):
         agrees(derived(twice(by_number)), drawn([LAYERS, X]))
+        (x,) = drawn([X])
+        assert [stacks for *_, stacks in loops(te.trace(spread, x).graph)] == [1]
+        agrees(spread, [x])
 
 
 def test_what_counts_is_known_after_the_loop() -> None:
