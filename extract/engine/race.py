@@ -52,7 +52,7 @@ _BELOW, _BETWEEN, _HOLE = 0.99, 1.02, 0.5
 _MOST_GAP, _LITTLE = 1e6, 0.05
 
 # The share of all work that the search for the fastest plan of every network may take.
-_FOR_FASTEST = 0.6
+_FOR_FASTEST = 0.4
 
 #: Takes the archives of all networks whenever one may have improved.
 Report = Callable[[Sequence[Archive]], None]

@@ -457,7 +457,7 @@ def test_only_the_fastest_within_limits_is_asked_for(seed: int) -> None:
 def test_the_fastest_plans_leave_work_for_plans_of_less_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each network may take its share of three fifths; all of it, if nothing else is asked for."""
+    """Each network may take its share of two fifths; all of it, if nothing else is asked for."""
     monkeypatch.setattr(engine_search, "SMALL", 0)
     given: list[float] = []
 
@@ -469,7 +469,7 @@ def test_the_fastest_plans_leave_work_for_plans_of_less_memory(
         searches = searches_of([ladder(k, 12) for k in range(4)], 0.0)
         for network in range(4):
             Race(searches, Effort(work=20.0, front=front))._fastest(network)()
-    assert given[:4] == pytest.approx([3.0] * 4) and given[4:] == pytest.approx([5.0] * 4)
+    assert given[:4] == pytest.approx([2.0] * 4) and given[4:] == pytest.approx([5.0] * 4)
 
 
 def test_a_network_of_a_form_begins_its_smallest_peak_where_another_ended() -> None:
