@@ -17,6 +17,7 @@ from tapestry_egg.graph.arrays import decode_dtype
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, given_up
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.devices import in_network_order
+from tapestry_egg.metakernels import registry
 from tapestry_egg.plans.compiler_options import (
     BARRIERS_ON_CPUS,
     GPUS,
@@ -822,11 +823,12 @@ def caller_of(mesh: Mesh) -> Caller:
 
 
 def _reduces_beside_one(jaxpr: Any) -> bool:
-    """Whether something is reduced that has a dim of one element, which stays."""
+    """Whether something with a dim of one element, which stays, is reduced, as templates say."""
     left = [getattr(jaxpr, "jaxpr", jaxpr)]
     for found in left:
         for equation in found.eqns:
-            reduces = equation.primitive.name.startswith("reduce")
+            entries = registry.templates().get(equation.primitive.name, ())
+            reduces = any(t.fusion == "reduce" for t in entries)
             if reduces and any(1 in v.aval.shape for v in equation.outvars):
                 return True
             left += jaxprs(equation)

@@ -242,8 +242,8 @@ def audit_front(state: State) -> State:
     plan that is no program here, as it has operations that this JAX does not have, is not checked,
     and a note says so.
     """
-    front = state.front
-    assert front is not None, "passes before make it"
+    assert state.front is not None, "passes before make it"
+    front = replace(state.front, notes=state.notes)
     fitting = [p for p in front.plans if front.fits(p)] or front.plans
     left = sorted(fitting, key=lambda p: p.costs.seconds)
     refused = []

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 class Pass:
     """One step: the verb that it is part of, the fields of the state that it makes, and what checks
     them. Without one that is `spare` the front is less good, but a front: an interruption (Ctrl-C)
-    ends it, and those after it up to the front, which says so."""
+    ends it, and those after it up to the front, which says so. Any other begins again, once, where
+    there is a plan."""
 
     verb: Verb
     makes: tuple[str, ...]
@@ -181,15 +182,21 @@ def run_passes(
     for each in table:
         if each.spare and state.interrupted and state.front is None:
             continue
-        telling = _Telling(question.tell, each)
-        try:
-            with interruptible():
-                made = each.run(replace(state, question=replace(question, tell=telling)))
-        except KeyboardInterrupt:
-            if not each.spare:
-                raise
-            notes = (*state.notes, INTERRUPTED)
-            made = replace(state, networks=_searched(state), notes=notes)
+        while True:
+            telling = _Telling(question.tell, each)
+            try:
+                with interruptible():
+                    made = each.run(replace(state, question=replace(question, tell=telling)))
+            except KeyboardInterrupt:
+                noted = replace(state, notes=(*state.notes, INTERRUPTED))
+                if each.spare:
+                    made = replace(noted, networks=_searched(state))
+                elif state.interrupted or not _has_plan(state):
+                    raise
+                else:  # a front needs the pass
+                    state = noted
+                    continue
+            break
         before, state = state, replace(made, question=question)
         # What a pass leaves as it was has been checked.
         if not (_same(before, state) and checked.issuperset(each.makes)):
@@ -208,6 +215,11 @@ def _searched(state: State) -> tuple[Network, ...]:
     place = {id(schedule): k for k, schedule in enumerate(state.schedules)}
     found = [(place[id(n.schedule)], n) for n in state.networks if n.search is not None]
     return tuple(replace(n, number=k, form=state.forms[k]) for k, n in found)
+
+
+def _has_plan(state: State) -> bool:
+    """Whether a search has found a plan."""
+    return any(n.search is not None and n.search.archive.candidates for n in state.networks)
 
 
 def _same(a: State, b: State) -> bool:
