@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.plans.plan import EVEN_PARTS, ROWS, SHIFTS, devices_of, is_split, parts_of_batch
@@ -27,6 +28,7 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
     blocks.OF_LARGEST: blocks.with_blocks_of_largest,
     temporal.RULE: temporal.with_blocks_of_sums,
     written_out.RULE: written_out.with_loops_written_out,
+    written_out.SHARED: partial(written_out.with_loops_written_out, shared=True),
 }
 
 

@@ -138,6 +138,8 @@ def forms_with_streams(
         return found
     faster = tuple([f for f in found[1:] if not (f.slower or f.extra)])
     rest = [f for f in found[1:] if f.slower or f.extra]
+    rest += [f for f in at_once if f.extra]
+    at_once = tuple([f for f in at_once if not f.extra])
     each = sorted((at_once, faster, alone), key=lambda fs: _seconds_of_first(fs, target))
     return (found[0], *(f for fs in each for f in fs), *rest)
 
@@ -161,9 +163,9 @@ def _at_once(
     budget: Budget,
     least_gain: float,
 ) -> tuple[Form, ...]:
-    """The fastest forms of the program whose loops make of all rounds at once what they can; none
-    where that saves little. States stay in loops on CPUs, where a round waits for no launch, and
-    keeps what it carries in a cache."""
+    """The fastest forms of the program whose loops make of all rounds at once what they can, and
+    one with its loops written out; none where that saves little. States stay in loops on CPUs,
+    where a round waits for no launch, and keeps what it carries in a cache."""
     states = target.platform != "cpu" and apart.has_states(graph)
     made = apart.with_rounds_at_once(graph, states)
     if made is graph:
@@ -176,7 +178,8 @@ def _at_once(
     step = _step(graph, made, target, rule, "loops", what)
     base, *others = forms_with_streams(made, books, target, budget, least_gain, slower=False)
     faster = [f for f in others if not (f.slower or f.extra)]
-    return tuple([f.behind(step) for f in faster or [replace(base, left=Left())]])
+    out = [f for f in others if {written_out.RULE, written_out.SHARED}.intersection(f.rules)]
+    return tuple([f.behind(step) for f in (*(faster or [replace(base, left=Left())]), *out)])
 
 
 def _with_rows_looked_up(found: Sequence[Form], target: Target) -> tuple[Form, ...]:
@@ -341,19 +344,22 @@ def _gathering_less(form: Form, target: Target, limit: float) -> tuple[Form, ...
 
 def _written_out(form: Form, target: Target, most: int) -> tuple[tuple[Form, ...], int]:
     """The form with loops written out, at most so many operations, on GPUs, if copies of slices of
-    stacks take much of the time of one device: whether devices then turn whole stacks depends on
-    how they share them. And how many such loops are too long."""
+    stacks take much of a device's time where devices share the work. And how many such loops are
+    too long."""
     if target.fusing is None or target.epilogues:
         return (), 0
     every, chosen = (written_out.sliced_bytes(form.graph, n) for n in (math.inf, most))
-    much = _MUCH * program_seconds(form.graph, target) * target.hbm_bytes_per_second / 2.0
+    seconds = program_seconds(form.graph, target) / target.devices
+    much = _MUCH * seconds * target.hbm_bytes_per_second / 2.0
     if sum(every.values()) < much:
         return (), 0
     long = len(every) - len(chosen)
     if sum(chosen.values()) < much:
         return (), long
-    made = written_out.with_loops_written_out(form.graph, most)
-    step = _step(form.graph, made, target, written_out.RULE, "loops over stacks", "every round")
+    shared = target.devices > 1
+    made = written_out.with_loops_written_out(form.graph, most, shared)
+    name = written_out.SHARED if shared else written_out.RULE
+    step = _step(form.graph, made, target, name, "loops over stacks", "every round")
     return (form.then(made, step, extra=True),), long
 
 

@@ -224,7 +224,9 @@ def updates(program: FlatProgram) -> Mapping[FlatId, int]:
             if made.port in _THROUGH:
                 todo += made.inputs
             elif not made.port and made.signature.fusion in ("view", "loop"):
-                todo += [w for w in made.inputs if _elements(program, w) == _elements(program, v)]
+                whole, sizes = program.types[v].size, [program.types[w].size for w in made.inputs]
+                joined = sum(sizes) == whole  # of parts, such as those of all rounds
+                todo += [w for w, n in zip(made.inputs, sizes, strict=True) if joined or n == whole]
     made_of = inputs_of(program)
     ends = {values[graph.outputs[j]]: i for j, i in program.feedback.items()}
     found: dict[FlatId, int] = {}
@@ -235,10 +237,6 @@ def updates(program: FlatProgram) -> Mapping[FlatId, int]:
         elif len(own) == 1:
             found[v] = own[0]
     return found
-
-
-def _elements(program: FlatProgram, v: FlatId) -> int:
-    return program.types[v].size
 
 
 def inputs_of(program: FlatProgram) -> Mapping[FlatId, int]:

@@ -47,7 +47,9 @@ class AxisUse:
     weights_cut: float = 0.0  # share of the weights' bytes
     others_cut: float | None = None  # of what else is state; None where there is none
     gathered: float = 0.0  # share of tensor parallel products whose data is gathered for them
-    early: float = 0.0  # share of data parallel ones whose weights are gathered before their loop
+    early: float = (
+        0.0  # share of data parallel ones whose weights are gathered for all layers at once
+    )
 
     def __str__(self) -> str:
         where = " and ".join(self.levels)
@@ -81,7 +83,9 @@ class AxisUse:
         if w < _FEW and (o is None or o < _FEW):
             return "state on every device"
         if w > 1 - _FEW and (o is None or o > 1 - _FEW):
-            return "ZeRO-3" + (", weights gathered before their loop" if self.early >= _FEW else "")
+            return "ZeRO-3" + (
+                ", weights of all layers gathered at once" if self.early >= _FEW else ""
+            )
         if w < _FEW and o is not None and o > 1 - _FEW:
             return "ZeRO-1"
         rest = "" if o is None else f" and {o:.0%} of the other state"
@@ -165,7 +169,7 @@ class _Tally:
     def early(
         self, instance: Instance, cuts: Sequence[Sequence[int]], data: int, axis: int
     ) -> None:
-        """Count a product whose weights were gathered over the axis before its loop."""
+        """Count a product whose weights were gathered over the axis with those of other rounds."""
         if self._kind(instance, cuts, data, axis) == "data":
             self.flops["early"] += instance.weight * instance.signature.whole_flops
 
@@ -236,7 +240,8 @@ class _Sources:
 
     def weights_of(self, instance: Instance, p: int) -> tuple[FlatId, FlatId | None]:
         """The input of the program that the weights of a product are computed from, by elements
-        and views alone, and what of it the outermost loop around the product is given, if any."""
+        and views alone, and what of it the outermost loop around the product is given, or is one
+        slice of a stack, if any."""
         dims = instance.signature.gemm
         assert dims is not None
         v, brought = instance.inputs[dims.rhs if p == dims.lhs else dims.lhs], None
@@ -246,7 +251,9 @@ class _Sources:
             inner = [w for w in maker.inputs if self.of[w]]
             if len(inner) != 1:
                 break
-            if maker.port in ("stream", "invariant"):
+            taken, rows = self.program.types[v].size, self.program.types[inner[0]].shape[:1]
+            one_of_stack = rows > (1,) and taken * rows[0] == self.program.types[inner[0]].size
+            if maker.port in ("stream", "invariant") or one_of_stack:
                 brought = v
             v = inner[0]
         return v, brought

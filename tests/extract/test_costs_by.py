@@ -41,7 +41,8 @@ def front() -> te.Front:
         "layers": [{"up": jnp.ones((512, 2048))}, {"up": jnp.ones((2048, 512))}],
         "stack": jnp.ones((3, 512, 512)),
     }
-    return te.optimize(te.trace(step, w, jnp.ones((4096, 512))), "h100:8", settings=BRIEF)
+    program = te.trace(step, w, jnp.ones((4096, 512)))
+    return te.optimize(program, "h100:8", settings=BRIEF, books=["sharding", "collectives"])
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ def test_tables_add_up_to_the_plan(front: te.Front, key: str) -> None:
 
 def test_kernels_and_collectives_are_told_apart(smallest: te.Plan) -> None:
     kernels, collectives = smallest.costs_by("kernel"), smallest.costs_by("collective")
-    assert {r.bound for r in kernels} <= {"compute", "memory", "launch"}
+    assert {r.bound for r in kernels if r.seconds} <= {"compute", "memory", "launch"}
     assert any(r.name.startswith("all_gather(") and r.wire_bytes > 0 for r in collectives)
     assert not any(r.flops for r in collectives)
     both = [*kernels, *collectives]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 import tapestry_egg as te
+from tapestry_egg.rewrite.streams.written_out import with_loops_written_out
 from tapestry_egg.schedule.flatten import FlatProgram, feedback_pairs, flatten
 from tapestry_egg.show.account import updates
 
@@ -51,10 +52,14 @@ def leaves() -> Tree:
 ROWS = jax.ShapeDtypeStruct((64, 16), "float32")
 
 
+@pytest.mark.parametrize("written_out", [False, True])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_gradient_is_the_update_of_its_weight(optimizer: str) -> None:
+def test_a_gradient_is_the_update_of_its_weight(optimizer: str, written_out: bool) -> None:
     w = leaves()
     graph, program = flat(*{"sgd": (sgd, w, ROWS), "adam": (adam, (w, w, w), ROWS)}[optimizer])
+    if written_out:
+        graph = with_loops_written_out(graph, shared=True)
+        program = flatten(graph, feedback_pairs(graph))
     path = {"sgd": "[0]['{}']", "adam": "[0][0]['{}']"}[optimizer]
     found = updates(program)
     entering = {program.bodies[0].values[v] for v in graph.inputs}

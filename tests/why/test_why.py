@@ -51,7 +51,7 @@ def front() -> te.Front:
         "stack": jax.ShapeDtypeStruct((4, 512, 512), "float32"),
     }
     graph = te.trace(train, w, jax.ShapeDtypeStruct((8192, 512), "float32"), donate_argnums=0)
-    return te.optimize(graph, "h100:8", settings=BRIEF)
+    return te.optimize(graph, "h100:8", settings=BRIEF, books=["sharding", "collectives"])
 
 
 @pytest.fixture(scope="module")

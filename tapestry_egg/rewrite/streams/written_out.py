@@ -6,18 +6,24 @@ products read the slice where it lies in the stack (`in_products: one_of_stack`)
 renews of a stack, as a decoder's loop over layers writes one token into each cache, is written into
 the stack itself.
 
+Where devices share the work, they may gather a whole stack. Products do not read slices of what is
+gathered, so stacks that several loops read, as a gradient's, pass through a barrier first: slices
+are stored.
+
 A loop is written out if a device reads enough of such slices, and what comes of it is not too long.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
@@ -26,8 +32,8 @@ from tapestry_egg.tracing.spelled import at
 
 from .written import Written
 
-#: The name of this change in the rules of a plan.
-RULE = "loops-written-out"
+#: The names of this change in the rules of a plan; that for devices which share the work.
+RULE, SHARED = "loops-written-out", "shared-loops-written-out"
 
 #: The most operations of all loops that are written out: up to so many, planning was measured.
 MOST = 4096
@@ -42,23 +48,97 @@ Place = tuple[int, ...]
 _Loop = tuple[Place, Operation, int]
 
 
-def with_loops_written_out(graph: BlockGraph, most: float = MOST) -> BlockGraph:
-    """The program with the loops written out that `sliced_bytes` names; itself without any."""
-    return _with_those(graph, frozenset(sliced_bytes(graph, most)))
+def with_loops_written_out(
+    graph: BlockGraph, most: float = MOST, shared: bool = False
+) -> BlockGraph:
+    """The program with the loops written out that `sliced_bytes` names; itself without any. Where
+    devices have `shared` work, slices of stacks that several loops read are stored."""
+    return _Rounds(graph, frozenset(sliced_bytes(graph, most)), shared).written(graph)
 
 
-def _with_those(graph: BlockGraph, chosen: Collection[Place], within: Place = ()) -> BlockGraph:
-    """A program, or the region of that place, with the chosen loops written out; itself without."""
-    if not any(place[: len(within)] == within for place in chosen):
-        return graph
-    w = Written(list(graph.values), dict(graph.constants), once=False)
-    for k, op in enumerate(graph.operations):
-        if (*within, k) in chosen:
-            _write_out(w, op)
-            continue
-        inside = (_with_those(r, chosen, (*within, k, n)) for n, r in enumerate(op.regions))
-        w.operations.append(replace(op, inputs=w.read(op.inputs), regions=tuple(inside)))
-    return w.program(graph)
+class _Rounds:
+    """Writes the chosen loops of a program out."""
+
+    def __init__(self, graph: BlockGraph, chosen: Collection[Place], shared: bool) -> None:
+        self._chosen, self._shared = chosen, shared
+        most = max([op.remat for op in graph.walk() if op.remat is not None], default=-1)
+        self._again = count(most + 1)  # numbers of what is computed again
+
+    def written(self, graph: BlockGraph, within: Place = ()) -> BlockGraph:
+        """A program, or the region of that place; itself where nothing in it is chosen."""
+        if not any(place[: len(within)] == within for place in self._chosen):
+            return graph
+        w = Written(list(graph.values), dict(graph.constants), once=False)
+        parts = dict[int, dict[int, int]]()  # a stack that a loop has made -> its slices
+        loops = [op for k, op in enumerate(graph.operations) if (*within, k) in self._chosen]
+        read = Counter(v for op in loops for v in set(op.inputs[sum(counts(op)) :]))
+        several = {v for v, n in read.items() if n > 1}
+        for k, op in enumerate(graph.operations):
+            if (*within, k) in self._chosen:
+                self._write(w, op, parts, several)
+                continue
+            inside = (self.written(r, (*within, k, n)) for n, r in enumerate(op.regions))
+            w.operations.append(replace(op, inputs=w.read(op.inputs), regions=tuple(inside)))
+        return without_unread(w.program(graph))
+
+    def _write(
+        self, w: Written, op: Operation, parts: dict[int, dict[int, int]], several: Collection[int]
+    ) -> None:
+        """Write a loop out, each operation from its own line. What it reads of stacks that others
+        have made are the `parts` of these; its own are added. Slices of what `several` loops read
+        are stored where devices share the work, and those that something computed again reads."""
+        (body,), (consts, carries) = op.regions, counts(op)
+        n = int(op.params["length"])
+        again = {x.remat for x in body.operations} - {None}
+        given = list(w.read(op.inputs))
+        renews = renewed_outputs(body, consts + carries, carries)
+        same = dict(zip(body.inputs[:consts], given[:consts], strict=True))
+        for v, array in body.constants.items():
+            same[v] = w.constant(array, body.values[v].dtype)
+        carried = given[consts : consts + carries]
+        stacks = {p: given[p] for p in range(consts + carries, len(given))}
+        for p, v in stacks.items():
+            stored = again or (self._shared and op.inputs[p] in several)
+            if stored and v not in parts:
+                (stacks[p],) = w.apply(_apart, [v], op)
+        made: dict[int, dict[int, int]] = {q: {} for q in range(carries, len(body.outputs))}
+        writing = {body.outputs[q]: p for q, p in renews.items()}
+        w.like = at(op)
+        for t in reversed(range(n)) if op.params["reverse"] else range(n):
+            old = dict(zip(body.inputs[consts : consts + carries], carried, strict=True))
+            now = {**same, **old}
+            for p, stack in stacks.items():
+                if p not in renews.values():
+                    one = parts[stack][t] if stack in parts else _one_of(w, stack, t)
+                    now[body.inputs[p]] = one
+            numbers = {r: next(self._again) for r in again}
+            for x in body.operations:
+                w.like = at(x)
+                (v, *_) = x.outputs
+                if v in writing:
+                    p = writing[v]
+                    stacks[p] = _renewed(w, body, x, stacks[p], now, t)
+                    now[v] = _one_of(w, stacks[p], t)
+                    continue
+                inputs = tuple([now[u] for u in x.inputs])
+                outputs = tuple([w.value(body.values[u]) for u in x.outputs])
+                remat = None if x.remat is None else numbers[x.remat]
+                w.operations.append(replace(x, inputs=inputs, outputs=outputs, remat=remat))
+                now.update(zip(x.outputs, outputs, strict=True))
+            w.like = at(op)
+            carried = [now[v] for v in body.outputs[:carries]]
+            for q, rounds in made.items():
+                if q not in renews:
+                    rounds[t] = now[body.outputs[q]]
+        results = list(carried)
+        for q, rounds in made.items():
+            if q in renews:
+                results.append(stacks[renews[q]])
+                continue
+            slices = [(rounds[t], (1, *w.values[rounds[t]].shape)) for t in sorted(rounds)]
+            results.append(w.joined([w.reshaped(v, shape) for v, shape in slices], 0))
+            parts[results[-1]] = rounds
+        w.stands.update(zip(op.outputs, results, strict=True))
 
 
 def sliced_bytes(graph: BlockGraph, most: float = MOST) -> dict[Place, int]:
@@ -92,11 +172,13 @@ def _length(op: Operation) -> int:
 
 def _bytes_for_products(op: Operation) -> int:
     """The bytes of the stacks of which rounds of a loop read slices in products; 0 if it cannot be
-    written out: what it does may be in some order with other effects, or is to be computed again.
+    written out: what it does may be in some order with other effects, or all is computed again.
     """
     (body,), (consts, carries) = op.regions, counts(op)
-    inside = (x.effectful or x.regions or x.remat is not None for x in body.operations)
-    if op.effectful or op.remat is not None or any(inside):
+    inside = any(x.effectful or x.regions for x in body.operations)
+    again = any(x.remat is not None for x in body.operations)
+    renews = again and renewed_outputs(body, consts + carries, carries)
+    if op.effectful or op.remat is not None or inside or renews:
         return 0
     stands = {v: v for v in body.inputs[consts + carries :]}  # views, and what is renewed
     read = set[int]()
@@ -116,48 +198,11 @@ def _signature(body: BlockGraph, op: Operation) -> OperationSignature:
     return registry.signature_of(op, *(tuple(x) for x in types))
 
 
-def _write_out(w: Written, op: Operation) -> None:
-    """Write a loop out, each operation from its own line."""
-    (body,), (consts, carries) = op.regions, counts(op)
-    n = int(op.params["length"])
-    given = list(w.read(op.inputs))
-    renews = renewed_outputs(body, consts + carries, carries)
-    same = dict(zip(body.inputs[:consts], given[:consts], strict=True))
-    for v, array in body.constants.items():
-        same[v] = w.constant(array, body.values[v].dtype)
-    carried = given[consts : consts + carries]
-    stacks = {p: given[p] for p in range(consts + carries, len(given))}
-    made: dict[int, dict[int, int]] = {q: {} for q in range(carries, len(body.outputs))}
-    writing = {body.outputs[q]: p for q, p in renews.items()}
-    w.like = at(op)
-    for t in reversed(range(n)) if op.params["reverse"] else range(n):
-        now = {**same, **dict(zip(body.inputs[consts : consts + carries], carried, strict=True))}
-        for p, stack in stacks.items():
-            if p not in renews.values():
-                now[body.inputs[p]] = _one_of(w, stack, t)
-        for x in body.operations:
-            w.like = at(x)
-            (v, *_) = x.outputs
-            if v in writing:
-                p = writing[v]
-                stacks[p] = _renewed(w, body, x, stacks[p], now, t)
-                now[v] = _one_of(w, stacks[p], t)
-                continue
-            inputs = tuple([now[u] for u in x.inputs])
-            outputs = tuple([w.value(body.values[u]) for u in x.outputs])
-            w.operations.append(replace(x, inputs=inputs, outputs=outputs))
-            now.update(zip(x.outputs, outputs, strict=True))
-        w.like = at(op)
-        carried = [now[v] for v in body.outputs[:carries]]
-        for q, rounds in made.items():
-            if q not in renews:
-                v = now[body.outputs[q]]
-                rounds[t] = w.reshaped(v, (1, *w.values[v].shape))
-    results = list(carried)
-    for q, rounds in made.items():
-        parts = [rounds[t] for t in sorted(rounds)]
-        results.append(stacks[renews[q]] if q in renews else w.joined(parts, 0))
-    w.stands.update(zip(op.outputs, results, strict=True))
+def _apart(stack: Any) -> Any:
+    """A stack of which a compiler stores the slices that it takes."""
+    from jax import lax
+
+    return lax.optimization_barrier(stack)
 
 
 def _one_of(w: Written, stack: int, t: int) -> int:
