@@ -79,8 +79,9 @@ def forms_with_streams(
     those that `batches` makes of the program, with its attention fused where that is faster; then,
     with `shared`, those whose dims the target's devices can share; and one that gathers less at a
     time where devices, which may hold `limit` bytes each, are short of memory; that with loops
-    over stacks written out; and what rules make of a small program without stacks. The fastest of
-    the program whose loops make products of all rounds at once come before them."""
+    over stacks written out, and the same with fused attention where that is faster; and what rules
+    make of a small program without stacks. The fastest of the program whose loops make products of
+    all rounds at once come before them."""
     if not any(r.ruleset == RULESET for b in books for r in b.rules):
         return forms(graph, books, target, budget, least_gain, room, lean=slower)
     n, changes, written = target.devices, list[tuple[BlockGraph, RuleStep]](), graph
@@ -125,7 +126,12 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
-    out, long = _written_out(found[0], target, written_out.MOST if slower else written_out.FEW)
+    most = written_out.MOST if slower else written_out.FEW
+    fused = [f for f in found[1:] if RULE in f.rules and not (f.slower or f.extra)]
+    out, long = _written_out(found[0], target, most)
+    # XLA copies a cache, if fused attention reads it where it was renewed
+    for form in fused[:1] if out and not written_out.renews(graph) else ():
+        out += _written_out(form, target, most)[0]
     found = (replace(found[0], left=replace(told, loops=long)), *found[1:])
     found = (*_with_rows_looked_up(found, target), *out)
     for before, step in reversed(changes):

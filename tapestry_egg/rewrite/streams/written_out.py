@@ -154,6 +154,12 @@ def sliced_bytes(graph: BlockGraph, most: float = MOST) -> dict[Place, int]:
     return kept
 
 
+def renews(graph: BlockGraph) -> bool:
+    """Whether a loop that may be written out renews a stack, as a decoder's its caches."""
+    loops = (op for _, op, _ in _loops(graph))
+    return any(renewed_outputs(op.regions[0], sum(counts(op)), counts(op)[1]) for op in loops)
+
+
 def _loops(graph: BlockGraph, within: Place = (), runs: int = 1) -> Iterator[_Loop]:
     """The loops of a program, or of a region that runs so often, that may be written out."""
     for k, op in enumerate(graph.operations):
