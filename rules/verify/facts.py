@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.metakernels.signatures.signature import AROUND, OperationSignature
 
 _ARITHMETIC = ("sum", "difference", "product", "quotient", "negative", "power")
 # With fewer flops an element is exact where few digits suffice: what takes more is a series.
 _SERIES = 10.0
 # What is combined of these is one of them.
-_CHOOSING = frozenset(("max", "min", "argmax", "argmin"))
+_CHOOSING = frozenset(("max", "min"))
 
 
 def is_still(s: OperationSignature) -> bool:
@@ -51,7 +52,9 @@ def is_sum(s: OperationSignature) -> bool:
     if s.fusion not in ("reduce", "kernel") or s.elements != "computed":
         return False
     some = combined(s)
-    return s.adds or bool(some - _CHOOSING) or not (some or s.scattered)
+    if some or kind(s.output_types[0].dtype) not in ("float", "complex"):
+        return s.adds or bool(some - _CHOOSING)
+    return s.adds or not s.scattered
 
 
 def linear_in(s: OperationSignature) -> set[int]:

@@ -233,4 +233,5 @@ def test_kernels_that_are_neither() -> None:
     assert [k for k, s in own.items() if is_still(s)] == ["max"]
     assert [k for k, s in own.items() if is_sum(s)] == ["softmax", "exp_dot"]
     assert [k for k, s in own.items() if is_rational(s)] == ["floor", "max"]
+    assert not any(is_sum(application("argmin", seed).signature) for seed in range(9))
     assert (linear_in(own["exp_dot"]), linear_in(own["softmax"])) == ({3}, set())
