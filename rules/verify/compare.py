@@ -32,11 +32,13 @@ from functools import cache, lru_cache
 import numpy as np
 
 from tapestry_egg.graph.arrays import kind
+from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.reference.call import numpy_dtype
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.book import Rule
 
-from .evaluate import FIELD, Array, Program, elementwise, one_shape
+from .evaluate import Array, Program, elementwise, one_shape
+from .facts import is_polynomial, is_rational, is_still, is_sum, linear_in
 from .instances import Instance
 from .laws import Node
 
@@ -52,28 +54,8 @@ _SHAKEN = 2.0**-50
 _SHAKES = 3
 # What underflowed, or nearly, has no digits left.
 _SUBNORMAL = 1e-300
-# Kernels whose results are exact where few digits suffice.
-_RATIONAL = frozenset(
-    "add add_any sub mul div square integer_pow floor ceil round reduce_sum dot_general cumsum "
-    "conv_general_dilated reduce_window_sum reduce_prod rem convert_element_type clamp".split()
-)
 #: Binary orders of magnitude that float64 has on either side of 1, but for some.
 _POWERS = 1000
-_SUMS = frozenset(
-    "dot_general conv_general_dilated ragged_dot_general reduce_sum psum reduce_prod cumsum "
-    "cumprod reduce_window_sum select_and_scatter_add scatter-add scatter_add scatter-sub "
-    "scatter_sub scatter-mul scatter_mul attention dot_logsumexp exp_dot softmax logsumexp "
-    "cumlogsumexp fft cholesky triangular_solve tridiagonal_solve symmetric_product svd eig schur "
-    "householder_product ormqr".split()
-)
-_PRODUCTS = frozenset("mul div square integer_pow pow".split())
-_CONVERSIONS = ("convert_element_type", "reduce_precision")
-# Kernels that round nothing: they move, choose, or convert.
-_STILL = frozenset(
-    "convert_element_type copy copy_p name stop_gradient transpose reshape squeeze rev slice "
-    "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice gather "
-    "select_n max min clamp neg abs sign reduce_max reduce_min cummax cummin sort iota".split()
-)
 
 
 def differs_over_the_reals(
@@ -129,10 +111,12 @@ def _leaves_the_range(instance: Instance, at: Mapping[str, Array]) -> bool:
     """Whether a product of many factors may be 0 or infinite on its way to a number that is
     neither: in float64 e⁻³⁰⁰·e⁻³⁰⁰·e⁻³⁰⁰ is, whatever follows. It then tells nothing of a law."""
     for node in (*instance.side.nodes, *instance.side.built):
-        entry = instance.applied[node.signature]
-        if entry.kernel not in ("reduce_prod", "cumprod"):
+        own = instance.applied[node.signature].signature
+        factors = [d for d, dim in enumerate(own.index) if dim.monoid == "prod"]
+        if own.scattered or not factors:
             continue
-        axes = entry.params["axes"] if entry.kernel == "reduce_prod" else [entry.params["axis"]]
+        rows = enumerate(own.inputs[0].matrix)
+        axes = [k for k, row in rows if any(row[d] for d in factors)]
         size = np.abs(at[node.operands[0]])
         with np.errstate(all="ignore"):
             powers = np.where(np.isfinite(size) & (size > 0), np.log2(size), 0.0)
@@ -255,8 +239,9 @@ def loses_numbers(
 def _computed(instance: Instance) -> set[str]:
     """What a pattern computes, and the inputs that it adds or multiplies; constants are neither."""
     nodes = instance.side.nodes
-    summed = {o for n in nodes if instance.applied[n.signature].kernel in FIELD for o in n.operands}
-    return ({n.name for n in nodes} | summed) - set(instance.side.constants)
+    own = {n.name: instance.applied[n.signature].signature for n in nodes}
+    summed = {o for n in nodes if is_polynomial(own[n.name]) for o in n.operands}
+    return (own.keys() | summed) - set(instance.side.constants)
 
 
 def _least(instance: Instance) -> float:
@@ -267,7 +252,8 @@ def _least(instance: Instance) -> float:
 
 def _only_sums(instance: Instance) -> bool:
     """Whether all that is computed are sums, products and quotients, in some order."""
-    return all(a.kernel in _STILL or a.kernel in FIELD for a in instance.applied.values())
+    every = [a.signature for a in instance.applied.values()]
+    return all(is_still(s) or is_polynomial(s) for s in every)
 
 
 def _scale(instance: Instance, at: Mapping[str, Array], like: Array) -> Array:
@@ -313,13 +299,13 @@ def _shaky(
     """Where a difference is explained by rounding on the way."""
     rng = np.random.default_rng(0)
 
-    def shake(kernel: str, operands: Sequence[Array], x: Array) -> Array:
-        if x.dtype.kind not in "fc" or kernel in _STILL:
+    def shake(entry: Applied, operands: Sequence[Array], x: Array) -> Array:
+        if x.dtype.kind not in "fc" or is_still(entry.signature):
             return x
         with np.errstate(all="ignore"):
             by = np.where(np.abs(x) < _SUBNORMAL, 0.5, _SHAKEN)
             shaken = x * (1 + by * rng.choice((-1.0, 1.0), x.shape))
-            return np.where(_surely_exact(kernel, operands, x), x, shaken)
+            return np.where(_surely_exact(entry.signature, operands, x), x, shaken)
 
     first = program.evaluate(values)
     moved = np.zeros(apart.shape)
@@ -334,14 +320,14 @@ def _shaky(
     return np.asarray((moved > 0) & (apart <= 16 * moved))
 
 
-def _surely_exact(kernel: str, operands: Sequence[Array], x: Array) -> Array:
+def _surely_exact(own: OperationSignature, operands: Sequence[Array], x: Array) -> Array:
     """Where a result has not been rounded: short numbers out of short ones; of functions that are
     no sums or products, only at 0 and 1."""
     exact = _short(x)
     for operand in operands:
         if operand.dtype.kind not in "fc":
             continue
-        fine = _short(operand) if kernel in _RATIONAL else np.isin(operand, (0.0, 1.0, -1.0))
+        fine = _short(operand) if is_rational(own) else np.isin(operand, (0.0, 1.0, -1.0))
         if operand.shape != x.shape:
             fine = np.asarray(fine.all())
         exact &= fine
@@ -386,11 +372,8 @@ def _no_number(program: Program, values: Mapping[str, Array], made: str) -> Arra
 def _rounding(instance: Instance) -> float:
     """The coarsest rounding of the operations in which a pattern computes."""
     side = instance.side
-    found = [
-        instance.applied[node.signature].output.dtype
-        for node in side.nodes
-        if instance.applied[node.signature].kernel not in _STILL
-    ]
+    every = [instance.applied[node.signature] for node in side.nodes]
+    found = [a.output.dtype for a in every if not is_still(a.signature)]
     ends = [instance.types[root].dtype for root, _ in side.unions]
     real = [d for d in found if kind(d) in ("float", "complex")] or [
         d for d in ends if kind(d) in ("float", "complex")
@@ -403,31 +386,30 @@ def _shared_narrowings(instance: Instance) -> frozenset[str]:
 
     def made(nodes: Iterable[Node]) -> set[str]:
         entries = [instance.applied[n.signature] for n in nodes]
-        return {e.output.dtype for e in entries if e.kernel in _CONVERSIONS}
+        return {e.output.dtype for e in entries if _converts(e)}
 
     side = instance.side
     return frozenset(made(side.nodes) & made(side.built))
 
 
+def _converts(entry: Applied) -> bool:
+    return entry.signature.means == "conversion" or "mantissa_bits" in entry.params
+
+
 def _rounding_of(entry: Applied, usual: float, shared: frozenset[str]) -> float:
     """How much an operation of the pattern rounds."""
-    if entry.kernel in _CONVERSIONS and entry.output.dtype in shared:
+    if _converts(entry) and entry.output.dtype in shared:
         digits = entry.params.get("mantissa_bits")
         return _epsilon(entry.output.dtype) if digits is None else 2.0**-digits
-    return 0.0 if entry.kernel in _STILL else usual
+    return 0.0 if is_still(entry.signature) else usual
 
 
 def _terms(entry: Applied) -> int:
     """Of how many terms, at most, an element of the result is a sum."""
-    sizes = [t.size for t in entry.inputs]
-    if entry.kernel == "dot_general":
-        (contract, _), _ = entry.params["dimension_numbers"]
-        return math.prod(entry.inputs[0].shape[d] for d in contract)
-    if entry.kernel == "conv_general_dilated":
-        return sizes[1]
-    if entry.kernel in _SUMS or entry.kernel.startswith(("reduce", "cum")):
-        return max(sizes, default=1)
-    return 1
+    own = entry.signature
+    if own.multiplies and own.gemm is not None:
+        return own.gemm.shape(own.extents)[3]
+    return max((t.size for t in entry.inputs), default=1) if is_sum(own) else 1
 
 
 def _top(instance: Instance) -> float:
@@ -453,12 +435,8 @@ def roomy(dtypes: Iterable[str]) -> bool:
 
 
 def sums(instance: Instance) -> bool:
-    """Whether many numbers are summed or multiplied on the way, in some order, or complex ones, of
-    which a product is a sum."""
-    return any(
-        a.kernel in _SUMS or (a.kernel in _PRODUCTS and kind(a.output.dtype) == "complex")
-        for a in instance.applied.values()
-    )
+    """Whether many numbers are summed or multiplied on the way, in some order."""
+    return any(is_sum(a.signature) for a in instance.applied.values())
 
 
 def widest(instance: Instance) -> bool:
@@ -484,10 +462,6 @@ def widest(instance: Instance) -> bool:
 
 #: Draws for what is summed. They are normal: of a few signs alone some sums hear nothing.
 _DRAWS = 4
-# Kernels that are linear in some operands only, by their places.
-_LINEAR_IN = {"div": (0,), "attention": (2,), "exp_dot": (3,), "square": (), "integer_pow": ()}
-# Kernels whose results are sums of products, and may underflow as these do.
-_ROUNDED_PRODUCTS = FIELD | {"attention", "exp_dot"}
 
 
 def moved(
@@ -566,20 +540,14 @@ def _moved(x: Array, rounding: float, least: float, by: Array | complex) -> Arra
 
 def _lost(instance: Instance, made: str) -> Sequence[str]:
     """Tensors of a replacement that may underflow as nothing that follows makes more of it."""
-    built = {n.name: n for n in instance.side.built}
+    built = {n.name for n in instance.side.built}
     fine: dict[str, bool] = {}
     for node in reversed(instance.side.built):
-        kernel = instance.applied[node.signature].kernel
-        if node.name == made:
-            fine[node.name] = True
-        here = fine.get(node.name, False) and kernel in _ROUNDED_PRODUCTS
+        own = instance.applied[node.signature].signature
+        here = node.name == made or fine.get(node.name, False)
+        fine[node.name] = here and (is_polynomial(own) or own.contracts)
+        linear = linear_in(own) if fine[node.name] else ()
         for place, operand in enumerate(node.operands):
             if operand in built:
-                linear = here and place in _LINEAR_IN.get(kernel, range(place + 1))
-                fine[operand] = fine.get(operand, True) and linear
-    return [n for n, good in fine.items() if good and _kernel(instance, n) in _ROUNDED_PRODUCTS]
-
-
-def _kernel(instance: Instance, name: str) -> str:
-    built = {n.name: n for n in instance.side.built}
-    return instance.applied[built[name].signature].kernel
+                fine[operand] = fine.get(operand, True) and place in linear
+    return [n for n, good in fine.items() if good]

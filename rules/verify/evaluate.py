@@ -30,6 +30,7 @@ from tapestry_egg.reference.promises import breaks, can_check, keeping
 from tapestry_egg.rewrite.terms.requests import Applied
 from tapestry_egg.rules.language.families import MAP, MAP2
 
+from .facts import is_polynomial
 from .instances import Instance
 from .laws import Node
 from .values import Landmarks, drawn, near
@@ -39,17 +40,11 @@ Array = NDArray[Any]
 _KEPT = 0.7
 Numbers = Literal["field", "wide", "actual", "truth"]
 #: What a kernel's result, out of its operands, is turned into before others read it.
-Disturb = Callable[[str, Sequence[Array], Array], Array]
+Disturb = Callable[[Applied, Sequence[Array], Array], Array]
 
 #: Products of two residues, and sums of 500 of them, fit in 64 bits.
 PRIME = 134_217_689
 _LONGEST_SUM = 500
-#: Kernels that are sums, products and quotients, and moves.
-FIELD = frozenset(
-    "add add_any sub mul neg square div integer_pow dot_general conv_general_dilated reduce_sum "
-    "cumsum reduce_window_sum copy copy_p name stop_gradient transpose reshape squeeze rev slice "
-    "broadcast_in_dim concatenate stack tile pad dynamic_slice dynamic_update_slice".split()
-)
 _ELEMENTWISE = frozenset((*MAP, *MAP2, "select_n", "clamp", "copy_p", "optimization_barrier"))
 
 
@@ -78,13 +73,13 @@ def has_field(instance: Instance) -> bool:
     if any(n > _LONGEST_SUM for t in types for n in t.shape):
         return False
     return all(
-        a.kernel in FIELD
+        is_polynomial(a.signature)
         and all(
             kind(t.dtype) in ("float", "complex")
             for t in (*a.inputs, a.output)
             if t.rank or t.dtype != "int32"
         )
-        and (a.kernel != "integer_pow" or 0 <= a.params["y"] <= 2)
+        and (a.signature.means != "power" or 0 <= a.params.get("y", 2) <= 2)
         for a in instance.applied.values()
     ) and all(v == int(v) for v in instance.side.constants.values())
 
@@ -123,7 +118,7 @@ class Program:
 
     def _step(self, node: Node) -> Step:
         entry = self.instance.applied[node.signature]
-        if self.numbers == "field" and entry.kernel == "div":
+        if self.numbers == "field" and entry.signature.means == "quotient":
             return Step(node, _quotient)
         # What is meant is computed in the widest floats, too.
         key = (node.signature, "wide" if self.numbers == "truth" else self.numbers)
@@ -133,7 +128,7 @@ class Program:
         field = self.numbers == "field"
         asked = self.instance.applied[node.signature].output.dtype
         narrow = None
-        if self.numbers == "truth" and entry.kernel == "convert_element_type":
+        if self.numbers == "truth" and entry.signature.means == "conversion":
             narrow = numpy_dtype(asked)
 
         def one(operands: Sequence[Array]) -> Array:
@@ -168,7 +163,7 @@ class Program:
         for step in self.pattern if pattern_only else (*self.pattern, *self.replacement):
             operands, out = self._run(step, at)
             if disturb is not None:
-                out = disturb(self.instance.applied[step.node.signature].kernel, operands, out)
+                out = disturb(self.instance.applied[step.node.signature], operands, out)
             at[step.node.name] = out
         return at
 

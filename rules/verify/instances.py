@@ -23,6 +23,7 @@ from tapestry_egg.rewrite.terms.requests import Applied, Catalogue
 from tapestry_egg.rules.language.book import Rule
 
 from .examples import example_graph
+from .facts import passes_on
 from .laws import Node, Side
 from .samples import DTYPES, LONGEST, MOST_ELEMENTS, Draw, chosen, drawable, propose
 from .unlike import Unlike
@@ -43,11 +44,6 @@ _FLOATS = ("float32", "bfloat16", "float16")
 
 
 _GROWING = ("exp", "exp2", "expm1", "cosh", "sinh", "cumlogsumexp", "logsumexp", "softmax")
-#: Kernels through which an operand enters a sum as it is.
-_LINEAR = frozenset(
-    "add add_any sub neg mul div convert_element_type transpose reshape squeeze rev slice pad "
-    "broadcast_in_dim concatenate stack tile gather scatter-add dynamic_slice".split()
-)
 
 
 @dataclass(frozen=True)
@@ -72,11 +68,10 @@ class Instance:
         found: set[str] = set()
         reached: set[str] = set()
         for node in reversed(self.side.nodes):
-            applied = self.applied[node.signature]
-            kernel, contracts = applied.kernel, applied.signature.contracts
-            if contracts or (node.name in reached and kernel in _LINEAR):
+            own = self.applied[node.signature].signature
+            if own.contracts or (node.name in reached and passes_on(own)):
                 reached.update(node.operands)
-            if contracts or kernel in ("mul", "div"):
+            if own.contracts or own.means in ("product", "quotient"):
                 found |= {o for o in node.operands if o in self.inputs and not self.inputs[o].rank}
         return frozenset(found | (reached & set(self.inputs)))
 

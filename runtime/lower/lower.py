@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tapestry_egg.errors import PlanError
 from tapestry_egg.graph.arrays import decode_dtype
-from tapestry_egg.graph.blockgraph import Operation, TensorType
+from tapestry_egg.graph.blockgraph import Operation
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.graph.loops import counts
 from tapestry_egg.machine.compiler_choices import FusionCosts
@@ -237,8 +237,7 @@ class LocalBody:
 
     def _is_cut_out(self, f: Fetch) -> bool:
         """Whether a copy is little and sends nothing."""
-        type_ = self.body.graph.values[f.value]
-        local = TensorType(f.need.local_shape(type_.shape, self.mesh), type_.dtype)
+        local = f.need.block(self.body.graph.values[f.value], self.mesh)
         steps = self.body.copies[f.value, f.have, f.need]
         return local.nbytes < SMALL and all(s.kind in ("slice", "to_partial") for s in steps)
 
@@ -448,7 +447,7 @@ class LocalBody:
         found, graph = {}, self.body.graph
         for q, (v, layout) in enumerate(zip(graph.outputs, self.body.outputs, strict=True)):
             whole = graph.values[v]
-            local = TensorType(layout.local_shape(whole.shape, self.mesh), whole.dtype)
+            local = layout.block(whole, self.mesh)
             if not whole.dtype.startswith("key<") and local.nbytes >= SMALL:
                 found[q] = jax.ShapeDtypeStruct(local.shape, decode_dtype(whole.dtype))
         return found

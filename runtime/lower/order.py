@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
+from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.ids import FlatId
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine.compiler_choices import FusionCosts
@@ -94,8 +94,7 @@ def ties(
     last_read = last_reads(reads, sources)
 
     def local(v: int, layout: Layout) -> int:
-        type_ = graph.values[v]
-        return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
+        return layout.block(graph.values[v], mesh).nbytes
 
     out: dict[int, Tie] = {}
     large: tuple[int, tuple[Fetch, ...]] | None = None  # the kernel before, and what it may wait by
@@ -169,9 +168,7 @@ def written_late(
     for q, (old, v) in enumerate(
         zip(graph.inputs[first : first + count], graph.outputs[:count], strict=True)
     ):
-        type_ = graph.values[v]
-        local = TensorType(body.outputs[q].local_shape(type_.shape, mesh), type_.dtype)
-        if v in made and local.nbytes >= SMALL:
+        if v in made and body.outputs[q].block(graph.values[v], mesh).nbytes >= SMALL:
             found.append(q)
             late |= last.get(old, -1) > made[v]
     return tuple(found) if late and len(found) > 1 else ()
@@ -243,8 +240,7 @@ def made_for_all(
         if x.fusion == "loop":
             if loops.isdisjoint(_behind(plan, readers, max(loops))):
                 continue  # one kernel makes it, and what is computed of it
-            local = layouts[v].local_shape(body.graph.values[v].shape, mesh)
-            amount = TensorType(local, body.graph.values[v].dtype).nbytes
+            amount = layouts[v].block(body.graph.values[v], mesh).nbytes
             made = {program.instances[plan.units[r].root].signature.fusion for r in others}
             if v in stored and "kernel" in made and amount >= SMALL:
                 found.add(k)
@@ -269,8 +265,7 @@ def made_of_larger(
     collected: dict[int, int] = {}  # value that is not stored -> bytes of the largest
 
     def local(v: int, layout: Layout) -> int:
-        type_ = graph.values[v]
-        return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
+        return layout.block(graph.values[v], mesh).nbytes
 
     found = set()
     for k, op in enumerate(graph.operations):
@@ -393,11 +388,10 @@ def repeats(
         if not plain or len(unit.outputs) != 1 or place.get(unit.outputs[0]) not in stored:
             continue
         v = place[unit.outputs[0]]
-        local = layouts[v].local_shape(graph.values[v].shape, mesh)
         first = min(m.operation for m in members)
         again = numbers[unit.outputs[0]] in seen and graph.operations[first].remat is None
         seen.add(numbers[unit.outputs[0]])
-        if again and TensorType(local, graph.values[v].dtype).nbytes >= SMALL:
+        if again and layouts[v].block(graph.values[v], mesh).nbytes >= SMALL:
             found[first] = tuple(place[w] for *_, w in unit.reads if w in place)
     return found
 
@@ -425,8 +419,7 @@ def fills(
         made.update(op.outputs)
         if len(op.outputs) == 1 and op.outputs[0] in stored:
             (v,) = op.outputs
-            shape = layouts[v].local_shape(graph.values[v].shape, mesh)
-            if TensorType(shape, graph.values[v].dtype).nbytes >= SMALL:
+            if layouts[v].block(graph.values[v], mesh).nbytes >= SMALL:
                 found.add(k)
     return frozenset(found)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.plans.plan import BodyPlan
@@ -28,11 +27,8 @@ def updates(
     `states`, and do not round it for a product: which of their operands such states are."""
     graph = body.graph
 
-    def local(k: int) -> int:
-        type_ = graph.values[graph.inputs[k]]
-        return TensorType(body.inputs[k].local_shape(type_.shape, mesh), type_.dtype).nbytes
-
-    state = {graph.inputs[k] for k in states if local(k) >= SMALL}
+    blocks = {k: body.inputs[k].block(graph.values[graph.inputs[k]], mesh) for k in states}
+    state = {graph.inputs[k] for k, block in blocks.items() if block.nbytes >= SMALL}
     return {
         k: tuple(p for p, v in enumerate(op.inputs) if v in state)
         for k, (op, own) in enumerate(zip(graph.operations, signatures, strict=True))

@@ -9,6 +9,8 @@ from math import prod
 
 from tapestry_egg.errors import TargetError
 
+from .blockgraph import TensorType
+
 
 @dataclass(frozen=True, slots=True)
 class MeshAxes:
@@ -79,6 +81,10 @@ class Layout:
     def local_shape(self, shape: tuple[int, ...], mesh: MeshShape) -> tuple[int, ...]:
         """Shape of a device's block: ⌈N/n⌉ per dim, the largest one where n does not divide."""
         return tuple([-(-n // mesh.parts(axes)) for n, axes in zip(shape, self.dims, strict=True)])
+
+    def block(self, tensor: TensorType, mesh: MeshShape) -> TensorType:
+        """What a device holds of a tensor: the largest block."""
+        return TensorType(self.local_shape(tensor.shape, mesh), tensor.dtype)
 
     def divides(self, shape: tuple[int, ...], mesh: MeshShape) -> bool:
         """Whether every block has the same shape."""

@@ -21,10 +21,7 @@ def source_of(source_info: Any) -> Source:
     """The innermost line outside JAX's own files."""
     from jax._src import source_info_util
 
-    try:
-        frame = source_info_util.user_frame(source_info.traceback)
-    except (AttributeError, TypeError):
-        frame = source_info_util.user_frame(source_info)  # before JAX 0.7
+    frame = source_info_util.user_frame(source_info.traceback)
     if frame is None:
         return Source()
     return _source(frame.file_name, frame.start_line, frame.start_column, frame.function_name)

@@ -128,7 +128,7 @@ def traffic(step: Change, layout: Layout, type_: TensorType, mesh: MeshShape) ->
     axes = tuple(a for a in step.axes if mesh.sizes[a] > 1)
     if not axes or step.kind in ("slice", "to_partial"):
         return None
-    before = _local_bytes(type_, layout, mesh)
+    before = layout.block(type_, mesh).nbytes
     parts = mesh.parts(axes)
     if step.kind == "permute":
         first, *others = pairs(step, mesh)
@@ -504,10 +504,6 @@ def _combine(x: jax.Array, monoid: str | None, dim: int) -> jax.Array:
 
     out: jax.Array = lax.reduce(x, zero(monoid, x.dtype), both, (dim,))
     return out
-
-
-def _local_bytes(type_: TensorType, layout: Layout, mesh: MeshShape) -> int:
-    return TensorType(layout.local_shape(type_.shape, mesh), type_.dtype).nbytes
 
 
 def _block(n: int, parts: int, step: Change) -> int:

@@ -531,8 +531,7 @@ class _Body(_Graph):
 
     def said(self, v: int) -> str:
         layout, type_ = self.layouts[v], self.graph.values[v]
-        local = prod(layout.local_shape(type_.shape, self.mesh))
-        size = BYTES.format(local * type_.itemsize)
+        size = BYTES.format(layout.block(type_, self.mesh).nbytes)
         return f"{self._called(v)} {type_} {layout.show(self.mesh)}, {size} a device"
 
     def how(self, k: int) -> str:

@@ -98,9 +98,7 @@ def _results(eqn: Any, xs: list[Any]) -> Sequence[Any]:
     from .jaxprs import INLINED
 
     kernel, params = eqn.primitive.name, eqn.params
-    if kernel in ("pvary", "pcast", "preduced") or (
-        kernel == "pbroadcast" and "source" not in params  # of earlier versions of JAX
-    ):
+    if kernel in ("pvary", "pcast", "preduced"):
         return xs  # it only says over which axes a value varies
     if kernel == "shard_map":  # over other axes
         return _whole(params, eqn.outvars)(*xs)

@@ -7,17 +7,28 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tapestry_egg.graph.arrays import kind
 from tapestry_egg.rules import Rule, load_book, load_books
 from tapestry_egg.rules.language.book import book_names
+from tapestry_egg.rules.verify.facts import (
+    combined,
+    is_polynomial,
+    is_rational,
+    is_still,
+    is_sum,
+    linear_in,
+)
 from tapestry_egg.rules.verify.samples import Draw
 from tapestry_egg.rules.verify.values import drawn, ends, named_dtypes, near
 from tapestry_egg.rules.verify.verdicts import RuleRefused, verify_rule
+from tests.metakernels.cases import CASES, Application, application
 
 
 def halved(cases: list[tuple[str, str, str]]) -> list[Any]:
@@ -152,3 +163,75 @@ def test_a_transform_is_off_by_roundings_of_its_greatest_result(seed: int) -> No
     """So a transform of two dims is two of one, however far apart numbers lie."""
     rules = {r.name: r for b in load_books(book_names()) for r in b.rules}
     assert verify_rule(rules["transform-last-dim-last"], seed) is not None
+
+
+# What templates say of rounding, against what the references compute of numbers.
+
+
+def of_floats(kernel: str) -> Iterator[Application]:
+    """Small operations of a kernel that read and make float32, beside places and flags."""
+    for seed in range(12):
+        app = application(kernel, seed)
+        types = (*app.input_types, *app.output_types)
+        real = {t.dtype for t in types if kind(t.dtype) in ("float", "complex")}
+        if real == {app.output_types[0].dtype} == {"float32"} and sum(t.size for t in types) < 300:
+            yield app
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_what_rounds_nothing_gives_elements_of_its_operands(kernel: str) -> None:
+    for app in of_floats(kernel):
+        own = app.signature
+        if is_still(own) and own.means not in ("conversion", "count") and not own.scattered:
+            given = [np.abs(x).ravel() for x in app.operands if x.dtype == np.float32]
+            for made in [y for y in app.run() if given and y.dtype == np.float32]:
+                assert np.isin(np.abs(made[np.isfinite(made)]), np.concatenate(given)).all(), app
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_polynomials_of_whole_numbers_are_whole(kernel: str) -> None:
+    rng = np.random.default_rng(0)
+    for app in of_floats(kernel):
+        own = app.signature
+        if is_polynomial(own) and own.means not in ("quotient", "power"):
+            whole = [
+                rng.integers(-3, 4, x.shape).astype(x.dtype) if x.dtype == np.float32 else x
+                for x in app.operands
+            ]
+            assert all((made == np.round(made)).all() for made in app.run(operands=whole)), app
+
+
+@pytest.mark.parametrize("kernel", CASES)
+def test_elements_of_what_is_no_sum_are_made_of_one_of_an_operand(kernel: str) -> None:
+    """Of what is one they are made of several."""
+    several, tried = False, False
+    for app in of_floats(kernel):
+        own = app.signature
+        if own.elements != "computed" or combined(own) & {"max", "min"}:
+            continue
+        made = app.run()
+        for p, x in enumerate(app.operands):
+            if x.dtype != np.float32 or not 1 < x.size < 40 or app.params.get("accuracy"):
+                continue
+            touched = [np.zeros(y.shape, int) for y in made]
+            for at in np.ndindex(x.shape):
+                other = x.copy()
+                other[at] += 0.125
+                moved = [*app.operands[:p], other, *app.operands[p + 1 :]]
+                for n, y, z in zip(touched, app.run(operands=moved), made, strict=True):
+                    n += y != z
+            most = max(n.max(initial=0) for n in touched)
+            assert is_sum(own) or most <= 1, app
+            several |= most > 1
+            tried |= is_sum(own) and own.scattered is None and min(x.shape) > 2
+    assert several or not tried
+
+
+def test_kernels_that_are_neither() -> None:
+    own = {k: application(k, 0).signature for k in ("exp", "floor", "max", "softmax", "exp_dot")}
+    assert not any(is_polynomial(s) for s in own.values())
+    assert [k for k, s in own.items() if is_still(s)] == ["max"]
+    assert [k for k, s in own.items() if is_sum(s)] == ["softmax", "exp_dot"]
+    assert [k for k, s in own.items() if is_rational(s)] == ["floor", "max"]
+    assert not any(is_sum(application("argmin", seed).signature) for seed in range(9))
+    assert (linear_in(own["exp_dot"]), linear_in(own["softmax"])) == ({3}, set())

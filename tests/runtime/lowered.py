@@ -4,7 +4,7 @@ the unsharded function."""
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime import compare, compile, planned_collectives
+from tapestry_egg.runtime import CompiledPlan, compare, compile, planned_collectives
 from tapestry_egg.tracing.trace import Program, trace
 from tests.plans.plans import (
     all_cuts,
@@ -53,10 +53,18 @@ def moved(plan: Plan) -> list[tuple[str, int, int, int]]:
 
 def check(plan: Plan, *args: Any) -> None:
     """The plan gives the right numbers, and XLA moves what it plans to move."""
-    run = compile(plan)
-    same(run(*args), plan.program(*args) if plan.program else None)
+    as_planned(plan, args, plan.program(*args) if plan.program else None)
+
+
+def as_planned(
+    plan: Plan, arguments: Sequence[Any], wanted: Any, tolerance: float = 1e-4
+) -> CompiledPlan:
+    """The compiled plan, which gives these numbers and moves what it plans to move."""
+    run = compile(plan, jax.devices()[: plan.mesh.devices])
+    same(run(*arguments), wanted, tolerance)
     comparison = compare(plan, run.compile())
     assert comparison.equal, f"\n{comparison}"
+    return run
 
 
 def repeated(fn: Callable[..., Any], times: int, *args: Any) -> Program:

@@ -17,9 +17,9 @@ from tapestry_egg.extract.certify.legality import check_strategy
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Strategy
-from tapestry_egg.runtime import compare
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import finish, make_plan, signature_of
+from tests.runtime.lowered import as_planned
 from tests.shard.test_saturate import saturated
 
 Array = Any
@@ -57,9 +57,7 @@ def test_both_digits_of_a_dim_are_cut_and_nothing_moves() -> None:
     plan = front.best("peak_bytes")
     assert not plan.collectives
     assert plan.costs.peak_bytes < 4 * 256, "no device has all of it"
-    run = te.compile(plan, jax.devices()[:8])
-    np.testing.assert_allclose(run(*arguments), by_head(*arguments), rtol=1e-6)
-    assert compare(plan, run.lower().compile()).equal
+    as_planned(plan, arguments, by_head(*arguments), 1e-6)
 
 
 @pytest.mark.slow
@@ -77,9 +75,7 @@ def test_a_product_makes_heads_that_two_axes_share() -> None:
     plan = front.best("peak_bytes")
     assert [(c.kind, c.axes) for c in plan.collectives] == [("all_reduce", ("y",))]
     for plan in front:
-        run = te.compile(plan, jax.devices()[:8])
-        np.testing.assert_allclose(run(*arguments), scores(*arguments), rtol=1e-4, atol=1e-3)
-        assert compare(plan, run.lower().compile()).equal
+        as_planned(plan, arguments, scores(*arguments), 1e-3)
 
 
 @pytest.mark.slow
@@ -101,9 +97,7 @@ def test_three_digits_of_a_dim_are_cut_and_nothing_moves() -> None:
     plan = front.best("peak_bytes")
     assert not plan.collectives
     assert plan.costs.peak_bytes < 4 * 256, "no device has all of it"
-    run = te.compile(plan, jax.devices()[:8])
-    np.testing.assert_allclose(run(x, b), function(x, b), rtol=1e-6)
-    assert compare(plan, run.lower().compile()).equal
+    as_planned(plan, (x, b), function(x, b), 1e-6)
 
 
 def reshaped(rng: Random) -> tuple[Any, Array]:

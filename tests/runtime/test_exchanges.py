@@ -20,8 +20,8 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.exchanges import AHEAD, Exchange, Reader, rounds, sent_together
 from tapestry_egg.plans.plan import Plan
-from tapestry_egg.runtime import compare
 from tapestry_egg.runtime.emitted import audit
+from tests.runtime.lowered import as_planned
 
 Array = Any
 NHWC = ("NHWC", "HWIO", "NHWC")
@@ -172,12 +172,7 @@ def least(function: Callable[..., Any], arguments: tuple[Array, ...], target: st
 def test_devices_send_the_rows_that_their_neighbours_lack(name: str) -> None:
     function, arguments, rows = PROGRAMS[name]
     plan = least(function, arguments, "cpu:8")
-    run = te.compile(plan, jax.devices()[:8])
-    for got, want in zip(
-        jax.tree.leaves(run(*arguments)), jax.tree.leaves(function(*arguments)), strict=True
-    ):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    assert compare(plan, run.lower().compile()).equal
+    as_planned(plan, arguments, function(*arguments))
     assert {c.kind for c in plan.collectives} <= {"permute", "all_reduce"}, "nothing is gathered"
     sent = [c for c in plan.collectives if c.kind == "permute"]
     assert len(sent) == len(rows)
@@ -199,13 +194,7 @@ def test_gradients_give_the_numbers_and_move_what_was_planned(name: str) -> None
     front = te.optimize(program, "cpu:8", pins=pins, mesh_shapes=[ROWS], settings=QUICK)
     assert any(c.kind == "permute" for p in front.plans for c in p.collectives)
     for plan in front.plans:
-        run = te.compile(plan, jax.devices()[:8])
-        pairs = zip(
-            jax.tree.leaves(run(*arguments)), jax.tree.leaves(function(*arguments)), strict=True
-        )
-        for got, want in pairs:
-            np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-        assert compare(plan, run.lower().compile()).equal
+        as_planned(plan, arguments, function(*arguments))
 
 
 @pytest.mark.slow
@@ -219,8 +208,7 @@ def test_neighbours_are_those_of_the_blocks_whatever_the_order_of_axes(
     front = te.optimize(program, "cpu:8", pins=pins, mesh_shapes=[mesh], settings=QUICK)
     plan = front.best("peak_bytes")
     assert [(c.kind, c.axes) for c in plan.collectives] == [("permute", order)] * 2
-    run = te.compile(plan, jax.devices()[:8])
-    np.testing.assert_allclose(run(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4)
+    as_planned(plan, arguments, convolved(*arguments))
 
 
 @pytest.mark.slow
@@ -233,9 +221,7 @@ def test_corners_come_from_the_neighbours_of_neighbours() -> None:
     plan = front.best("peak_bytes")
     row, column = 4 * 6 * 3, 4 * (4 + 2) * 3  # bytes
     assert [c.payload_bytes for c in plan.collectives] == [row, row, column, column]
-    run = te.compile(plan, jax.devices()[:8])
-    np.testing.assert_allclose(run(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4)
-    assert compare(plan, run.lower().compile()).equal
+    as_planned(plan, arguments, convolved(*arguments))
 
 
 @pytest.mark.slow
@@ -250,9 +236,7 @@ def test_what_no_device_reads_is_not_sent() -> None:
     front = te.optimize(program, "cpu:4", pins=pins, mesh_shapes=[mesh], settings=QUICK)
     plan = front.best("peak_bytes")
     assert [(c.kind, c.payload_bytes) for c in plan.collectives] == [("permute", 4 * 3 * 3)]
-    run = te.compile(plan, jax.devices()[:4])
-    np.testing.assert_allclose(run(*arguments), function(*arguments), rtol=1e-4, atol=1e-4)
-    assert compare(plan, run.lower().compile()).equal
+    as_planned(plan, arguments, function(*arguments))
 
 
 @pytest.mark.slow
@@ -328,10 +312,7 @@ def test_case_26_a_train_step_sends_edges_and_sums_gradients_of_weights(name: st
         settings=QUICK,
     )
     plan = front.best("wire_bytes")
-    run = te.compile(plan, jax.devices()[:8])
-    for got, want in zip(run(x, w, v), step(x, w, v), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
-    assert compare(plan, run.lower().compile()).equal
+    as_planned(plan, (x, w, v), step(x, w, v))
 
     extents, parts = (rows, columns), (*mesh.sizes, 1)[:2]
     low = [max(0, (n // stride - 1) * stride + 2 * hole + 1 - n) // 2 for n in extents]
@@ -422,13 +403,10 @@ def test_kernels_whose_operands_are_there_send_their_rows_together() -> None:
     kinds = ("seconds", "wire_bytes")
     front = te.optimize(te.trace(shallow, h), "cpu:8", kinds, mesh_shapes=[ROWS], pins=pins)
     plan = front.best("wire_bytes")
-    run = te.compile(plan, jax.devices()[:8])
-    for got, want in zip(jax.tree.leaves(run(h)), jax.tree.leaves(shallow(h)), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    run = as_planned(plan, (h,), shallow(h))
     sent = [c for c in plan.collectives if c.kind == "permute"]
     assert [(c.payload_bytes, c.count) for c in sent] == [(4 * 64, 3)] * 8  # of four, both ways
     assert len({c.merged for c in sent}) == permutes(run) == 2
-    assert compare(plan, run.lower().compile()).equal
     audit(plan)
 
 
@@ -443,9 +421,7 @@ def test_rows_that_a_later_kernel_reads_are_in_memory_until_then() -> None:
 
     arguments = (X, W, normal(3, 1, 3, 2))
     plan = least(program, arguments, "cpu:8")
-    run = te.compile(plan, jax.devices()[:8])
-    for got, want in zip(run(*arguments), program(*arguments), strict=True):
-        np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+    run = as_planned(plan, arguments, program(*arguments))
     row = 4 * 6 * 3
     assert [(c.kind, c.payload_bytes) for c in plan.collectives] == [("permute", row)] * 2
     assert permutes(run) == 2
@@ -496,9 +472,7 @@ def test_what_reaches_over_the_next_block_is_gathered(window: int) -> None:
     plan = least(convolved, arguments, "cpu:8")
     kinds = {c.kind for c in plan.collectives}
     assert kinds == ({"permute"} if window == 9 else {"all_gather"})
-    np.testing.assert_allclose(
-        te.compile(plan, jax.devices()[:8])(*arguments), convolved(*arguments), rtol=1e-4, atol=1e-4
-    )
+    as_planned(plan, arguments, convolved(*arguments))
 
 
 @pytest.mark.slow
