@@ -120,8 +120,9 @@ def forms_with_streams(
         states=split.untried,
         unsplit=split.unsplit,
     )
+    best = next((f for f in every[1:] if not (f.slower or f.extra)), base)
     others = (
-        *(_shared(base, target) if shared else ()),
+        *((_shared(best, target) or _shared(base, target)) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
@@ -136,12 +137,10 @@ def forms_with_streams(
     alone: tuple[Form, ...] = ()  # what rules make of a small program without stacks
     if is_stacked and written.size <= room:
         alone = forms(written, books, target, budget, least_gain, room - written.size)[1:]
-    if not at_once and not alone:
-        return found
-    faster = tuple([f for f in found[1:] if not (f.slower or f.extra)])
+    faster = [f for f in found[1:] if not (f.slower or f.extra)]
     rest = [f for f in found[1:] if f.slower or f.extra]
-    each = sorted((at_once, faster, alone), key=lambda fs: _seconds_of_first(fs, target))
-    return (found[0], *(f for fs in each for f in fs), *rest)
+    every = (*at_once, *faster, *alone)
+    return (found[0], *sorted(every, key=lambda f: _shared_seconds(f.graph, target)), *rest)
 
 
 def _is_as_fast(made: BlockGraph, graph: BlockGraph, target: Target) -> bool:
@@ -149,11 +148,6 @@ def _is_as_fast(made: BlockGraph, graph: BlockGraph, target: Target) -> bool:
     fused."""
     after, before = (program_seconds(streams_of(g)[0], target) for g in (made, graph))
     return after <= (1.0 + _MUCH) * before
-
-
-def _seconds_of_first(found: Sequence[Form], target: Target) -> float:
-    """Seconds of the first of some forms on all devices; infinite where there is none."""
-    return _shared_seconds(found[0].graph, target) if found else math.inf
 
 
 def _at_once(
