@@ -121,8 +121,9 @@ def forms_with_streams(
         states=split.untried,
         unsplit=split.unsplit,
     )
+    best = next((f for f in every[1:] if not (f.slower or f.extra)), base)
     others = (
-        *(_shared(base, target) if shared else ()),
+        *((_shared(best, target) or _shared(base, target)) if shared else ()),
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
@@ -136,18 +137,17 @@ def forms_with_streams(
     found = (*_with_rows_looked_up(found, target), *out)
     for before, step in reversed(changes):
         found = _of_changed(found, before, step)
-    at_once = _at_once(written, books, target, budget, least_gain)
+    at_once, unfit = _at_once(written, books, target, budget, least_gain, limit)
+    told = replace(found[0].left, forms=found[0].left.forms + unfit)
+    found = (replace(found[0], left=told), *found[1:])
     alone: tuple[Form, ...] = ()  # what rules make of a small program without stacks
     if is_stacked and written.size <= room:
         alone = forms(written, books, target, budget, least_gain, room - written.size)[1:]
-    if not at_once and not alone:
-        return found
-    faster = tuple([f for f in found[1:] if not (f.slower or f.extra)])
+    faster = [f for f in found[1:] if not (f.slower or f.extra)]
     rest = [f for f in found[1:] if f.slower or f.extra]
     rest += [f for f in at_once if f.extra]
-    at_once = tuple([f for f in at_once if not f.extra])
-    each = sorted((at_once, faster, alone), key=lambda fs: _seconds_of_first(fs, target))
-    return (found[0], *(f for fs in each for f in fs), *rest)
+    every = (*[f for f in at_once if not f.extra], *faster, *alone)
+    return (found[0], *sorted(every, key=lambda f: _shared_seconds(f.graph, target)), *rest)
 
 
 def _is_as_fast(made: BlockGraph, graph: BlockGraph, target: Target) -> bool:
@@ -157,35 +157,42 @@ def _is_as_fast(made: BlockGraph, graph: BlockGraph, target: Target) -> bool:
     return after <= (1.0 + _MUCH) * before
 
 
-def _seconds_of_first(found: Sequence[Form], target: Target) -> float:
-    """Seconds of the first of some forms on one device; infinite where there is none."""
-    return program_seconds(found[0].graph, target) if found else math.inf
-
-
 def _at_once(
     graph: BlockGraph,
     books: Sequence[RuleBook],
     target: Target,
     budget: Budget,
     least_gain: float,
-) -> tuple[Form, ...]:
+    limit: float,
+) -> tuple[tuple[Form, ...], int]:
     """The fastest forms of the program whose loops make of all rounds at once what they can, and
-    one with its loops written out; none where that saves little. States stay in loops on CPUs,
-    where a round waits for no launch, and keeps what it carries in a cache."""
+    one with its loops written out; none where that saves little. And how many there are that
+    devices which hold `limit` bytes seem to have no memory for. States stay in loops on CPUs, where
+    a round waits for no launch, and keeps what it carries in a cache."""
     states = target.platform != "cpu" and apart.has_states(graph)
     made = apart.with_rounds_at_once(graph, states)
     if made is graph:
-        return ()
-    before, after = (program_seconds(g, target) for g in (graph, made))
+        return (), 0
+    before, after = (_shared_seconds(g, target) for g in (graph, made))
     if after > (1.0 - _MUCH) * before:
-        return ()
+        return (), 0
+    most = max(_FITS * limit * target.devices, peak_alone(graph, target))
+    if not math.isinf(limit) and peak_alone(made, target) > most:
+        return (), 1
     what = "what need not wait is made of all rounds at once"
     rule = apart.STATES if states else apart.RULE
     step = _step(graph, made, target, rule, "loops", what)
     base, *others = forms_with_streams(made, books, target, budget, least_gain, slower=False)
     faster = [f for f in others if not (f.slower or f.extra)]
     out = [f for f in others if {written_out.RULE, written_out.SHARED}.intersection(f.rules)]
-    return tuple([f.behind(step) for f in (*(faster or [replace(base, left=Left())]), *out)])
+    every = (*(faster or [replace(base, left=Left())]), *out)
+    return tuple([f.behind(step) for f in every]), 0
+
+
+def _shared_seconds(graph: BlockGraph, target: Target) -> float:
+    """Seconds of a program whose kernels all devices share evenly: each launches every kernel."""
+    n = target.devices
+    return program_seconds(graph, replace(target, launch_seconds=n * target.launch_seconds)) / n
 
 
 def _with_rows_looked_up(found: Sequence[Form], target: Target) -> tuple[Form, ...]:

@@ -225,6 +225,41 @@ def test_how_many_devices_share_an_operation() -> None:
     ]
 
 
+def scored(x: Array, w: Array, labels: Array) -> Any:
+    """The gradient of a loss over a vocabulary: many more scores than numbers that they are of."""
+
+    def loss(x: Array, w: Array) -> Array:
+        scores = jax.nn.log_softmax((x @ w).astype(jnp.float32))
+        return -jnp.take_along_axis(scores, labels[:, None], 1).mean()
+
+    return jax.grad(loss, (0, 1))(x, w)
+
+
+def test_products_that_make_much_more_than_they_read_are_not_shared_by_sums() -> None:
+    """Each device would hold all of what they make."""
+    graph = trace(lambda x, w: jnp.tanh(x @ w).sum(), normal(22, 4), normal(4, 53)).graph
+    (product,) = [op for op in graph.operations if op.kernel == "dot_general"]
+    sig = registry.signature_in(graph, product)
+    assert [shared(sig, sig.extents, 4, in_all) for in_all in (False, True)] == [4, 2]
+    made = with_even_parts(graph, 4)
+    (product,) = [op for op in made.operations if op.kernel == "dot_general"]
+    sig = registry.signature_in(made, product)
+    assert shared(sig, sig.extents, 4, True) == 4
+    arguments = [normal(22, 4), normal(4, 53)]
+    agree(made, arguments, numbers(graph, arguments), 1e-5)
+
+
+def test_a_vocabulary_and_rows_that_devices_cannot_share_cost_little_more() -> None:
+    """Also where rules have first written what is looked up in each row."""
+    one, found = Settings(front=False), []
+    for rows, words in ((2046, 50257), (2048, 50304)):
+        shapes = ((rows, 512), jnp.bfloat16), ((512, words), jnp.bfloat16), ((rows,), jnp.int32)
+        given = [jax.ShapeDtypeStruct(*s) for s in shapes]
+        found.append(te.optimize(trace(scored, *given), "h100:8", settings=one)[0])
+    assert "even-parts-8" in found[0].rules and len(found[0].rules) > 1
+    assert found[0].costs.seconds < 1.5 * found[1].costs.seconds
+
+
 # Windows whose steps do not make up the operand: 254 rows of 256, on eight devices.
 
 

@@ -27,6 +27,10 @@ from .padded import Region, may_grow, padded
 #: Of the time that products take where all devices share them as evenly as they can, padding must
 #: save this share: a program that devices can share is left alone.
 _LEAST_GAIN = 0.2
+#: Shares of time that differ by less are alike.
+_ALIKE = 0.01
+#: A product that makes so many times the bytes that it reads is not cut along what it sums.
+_MUCH_MORE = 2
 #: Products that dims to pad are taken from, those first that take longest; and dims, one after
 #: another.
 _SEEDS, _ROUNDS = 3, 3
@@ -47,7 +51,7 @@ def with_even_parts(graph: BlockGraph, parts: int) -> BlockGraph:
 def _best(graph: BlockGraph, parts: int, in_all: bool = False) -> Region | None:
     """The region that saves most, if one saves enough; `in_all` as for `shared`."""
     work = _Work(graph, parts, in_all)
-    if in_all and not any(s.gemm and not s.is_product for s in work.signatures.values()):
+    if in_all and all(len(_of_large_tensors(s)) == len(s.index) for s in work.signatures.values()):
         return None  # the same again
     given = work.seconds(None)
     best: Region | None = None
@@ -118,7 +122,7 @@ class _Work:
             extents = list(sig.extents)
             extents[index] = -(-least // n) * n
             took = extents[index] / size / self._shared(sig, extents)
-            if took < best[1]:
+            if took < (1.0 + _ALIKE) * best[1]:  # more parts of one dim need no second mesh axis
                 best = extents[index], took
         return best[0]
 
@@ -136,8 +140,8 @@ def shared(
 ) -> int:
     """How many of `parts` devices can share an operation in equal parts, whatever dims are cut.
 
-    With `in_all`, of a product with windows dims of all its large tensors alone are cut: by others
-    every device would hold one of them whole.
+    With `in_all`, dims that not all large tensors have are not cut, as every device would hold one
+    of them whole: of a product with windows, and of one that makes much more than it reads.
     """
     left = parts
     own = _of_large_tensors(sig) if in_all else range(len(sig.index))
@@ -152,7 +156,8 @@ def shared(
 def _of_large_tensors(sig: OperationSignature) -> set[int]:
     """The index dims of an operation that all its large tensors have."""
     own = set(range(len(sig.index)))
-    if sig.gemm is None or sig.is_product:
+    read, made = (sum(t.nbytes for t in ts) for ts in (sig.input_types, sig.output_types))
+    if sig.gemm is None or (sig.is_product and made < _MUCH_MORE * read):
         return own
     projections = (*sig.inputs, *sig.outputs)
     sizes = [t.nbytes for t in (*sig.input_types, *sig.output_types)]

@@ -4,8 +4,9 @@ A loop over time multiplies what it is given in each round by its weights, and w
 by others; the derivative of a loop adds up a product of every round. Only what is carried needs the
 rounds one after the other. The products that do not need it are made of all rounds together:
 before the loop those that read nothing that is carried, after it those that nothing carried is made
-of. The loop is given the former, one round at a time, and keeps what the latter read. What is added
-to round by round, and not read, is one sum over all rounds in the end.
+of. The loop is given the former, one round at a time, and keeps what the latter read. What rounds
+only add to, or keep the largest or least of, and do not read, is one sum over all rounds, or one
+maximum, in the end. Numbers of 16 bits are added up in 32, and rounded once.
 
 A loop whose carried values all follow from those of the round before by a recurrence that needs no
 order (`recurrences.py`) has no rounds that wait: its states are made by prefix sums, products,
@@ -22,8 +23,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-import numpy as np
-
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, without_unread
 from tapestry_egg.graph.loops import counts, with_operands
@@ -31,7 +30,7 @@ from tapestry_egg.metakernels import registry
 from tapestry_egg.rewrite.attention.loops import without_unread_streams
 from tapestry_egg.tracing.needless import Known
 
-from .recurrences import Recurrence, last, previous, recurrences
+from .recurrences import Recurrence, is_monoid, last, previous, recurrences
 from .written import Written
 
 #: The names of this change in the rules and steps of plans, the second where states are prefixes.
@@ -67,15 +66,25 @@ def has_states(graph: BlockGraph) -> bool:
 
 
 @dataclass(frozen=True)
+class Fold:
+    """A carried value that each round combines with the `terms` under a `monoid`, by operations
+    (their numbers in the body) of which nothing else is read."""
+
+    monoid: str
+    terms: tuple[int, ...]
+    operations: frozenset[int]
+
+
+@dataclass(frozen=True)
 class _Parts:
     """Which operations of a loop's body are made of all rounds before it (`early`) and after it
-    (`late`), which of what it carries (by number) is the sum of what is made outside, and which
-    operations are `free`: nothing that is carried is needed for them."""
+    (`late`), which of what it carries (by number) folds what is made outside, and which operations
+    are `free`: nothing that is carried is needed for them."""
 
     free: frozenset[int]
     early: frozenset[int]
     late: frozenset[int]
-    sums: dict[int, int]  # number of the carried value -> what is added to it
+    folds: dict[int, Fold]  # number of the carried value -> what becomes of it
     # How the other carried values follow from the round before, each after those that it reads,
     # if nothing of the loop needs its rounds one after the other; None if something does.
     states: tuple[Recurrence, ...] | None = None
@@ -89,11 +98,11 @@ def _parts(op: Operation, states: bool) -> _Parts | None:
     few = len(body.operations) <= _MOST
     if states and few and all(_may_leave(body, o) for o in body.operations):
         consts, carries = counts(op)
-        sums = _sums(body, body.inputs[consts : consts + carries])
-        ordered = recurrences(op, sums)
+        folds = folds_of(body, body.inputs[consts : consts + carries])
+        ordered = recurrences(op, folds)
         if ordered is not None:
             every = frozenset(range(len(body.operations)))
-            return _Parts(frozenset(), frozenset(), every, sums, ordered)
+            return _Parts(frozenset(), frozenset(), every, folds, ordered)
     ops, heavy = body.operations, _heavy(body)
     if not heavy:
         return None
@@ -101,33 +110,37 @@ def _parts(op: Operation, states: bool) -> _Parts | None:
     carried = body.inputs[consts : consts + carries]
     free = _not_made_of(body, carried)
     early = frozenset(heavy & free)
-    makers, sums = body.producers(), _sums(body, carried)
+    makers, folds = body.producers(), folds_of(body, carried)
     while True:
-        roots = [body.outputs[j] for j in range(carries) if j not in sums]
+        roots = [body.outputs[j] for j in range(carries) if j not in folds]
         needed = _made_of(body, roots)
         late = (heavy - free) - needed
         after = _made_from(body, late)
-        adding = {makers[body.outputs[j]] for j in sums}
+        adding = frozenset[int]().union(*[fold.operations for fold in folds.values()])
         stuck = {k for k in after - adding if not _may_leave(body, ops[k])}
         if stuck:  # what these are made of is made in the loop
             kept = _made_of(body, [v for k in stuck for v in ops[k].inputs])
             heavy -= {k for k in kept | stuck if k not in free}
             continue
         of_products = after | free & _made_from(body, early)
-        idle = [j for j, v in sums.items() if makers.get(v) not in of_products]
+        idle = [
+            j
+            for j, fold in folds.items()
+            if of_products.isdisjoint(makers[v] for v in fold.terms if v in makers)
+        ]
         if not idle:
             break
         for j in idle:
-            del sums[j]
+            del folds[j]
     leaving = after - adding | early
     if not leaving or len(leaving) > _MOST:
         return None
-    return _Parts(frozenset(free), early, frozenset(after - adding), sums)
+    return _Parts(frozenset(free), early, frozenset(after - adding), folds)
 
 
 def _may_leave(body: BlockGraph, op: Operation) -> bool:
     """Whether of an operation on all rounds is known that each round has the same."""
-    if op.remat is not None or op.effectful or not registry.is_repeatable(op):
+    if op.effectful or not registry.is_repeatable(op):
         return False
     return not registry.signature_in(body, op).opaque
 
@@ -172,22 +185,48 @@ def _made_from(body: BlockGraph, operations: Collection[int]) -> set[int]:
     return found
 
 
-def _sums(body: BlockGraph, carried: Sequence[int]) -> dict[int, int]:
-    """What is carried only to be added to -> what is added, in numbers that lose nothing by it."""
-    readers, makers = body.readers(), body.producers()
-    leaving = list(body.outputs)
-    found: dict[int, int] = {}
-    for j, v in enumerate(carried):
-        result, type_ = body.outputs[j], body.values[v]
-        if kind(type_.dtype) not in ("int", "float") or np.dtype(type_.dtype).itemsize < 4:
-            continue
-        if result not in makers or readers[v] != [makers[result]] or v in leaving:
-            continue
-        op = body.operations[makers[result]]
-        alone = leaving.count(result) == 1 and not readers[result]
-        if registry.meaning(op.kernel) == "sum" and alone and op.inputs.count(v) == 1:
-            (found[j],) = [u for u in op.inputs if u != v]
-    return {j: u for j, u in found.items() if body.values[u].shape == body.values[carried[j]].shape}
+def folds_of(body: BlockGraph, carried: Sequence[int]) -> dict[int, Fold]:
+    """What is carried only to be combined with something under a monoid."""
+    readers, leaving = body.readers(), list(body.outputs)
+    found: dict[int, Fold] = {}
+    for j, first in enumerate(carried):
+        v, through, terms = first, list[int](), list[int]()
+        monoids = {name for name, kinds in _KINDS.items() if kind(body.values[v].dtype) in kinds}
+        while monoids and v not in leaving and len(readers[v]) == 1:
+            op = body.operations[readers[v][0]]
+            others = [u for u in op.inputs if u != v]
+            kept = body.same_type(first, op.outputs[0]) and len(op.inputs) == 2
+            if len(others) != 1 or not kept or not _is_term(body, others[0], first):
+                break
+            monoids &= _combines(body, op)
+            through.append(readers[v][0])
+            terms += others
+            (v,) = op.outputs
+        if monoids and through and v == body.outputs[j] and leaving.count(v) == 1:
+            if not readers[v]:
+                (name,) = monoids
+                found[j] = Fold(name, tuple(terms), frozenset(through))
+    return found
+
+
+# The monoids that fold rounds, and the kinds of numbers that they lose nothing of.
+_KINDS = {
+    "sum": ("int", "uint", "float", "complex"),
+    "max": ("int", "uint", "float"),
+    "min": ("int", "uint", "float"),
+}
+
+
+def _is_term(body: BlockGraph, v: int, first: int) -> bool:
+    """Whether a value is as large as what is carried, or one number for all of it."""
+    own, whole = body.values[v], body.values[first]
+    return own.dtype == whole.dtype and own.shape in ((), whole.shape)
+
+
+def _combines(body: BlockGraph, op: Operation) -> set[str]:
+    """The monoid that an operation of two operands is, of those that fold rounds."""
+    own = registry.signature_in(body, op)
+    return {name for name in _KINDS if is_monoid(own, name)}
 
 
 class _Apart:
@@ -221,7 +260,8 @@ class _Apart:
         given = [v for k in sorted(parts.early) for v in body.operations[k].outputs]
         late = sorted(parts.late)
         # What is late is made anew of what needs no round to wait; the loop keeps the rest.
-        read = {v for k in late for v in body.operations[k].inputs} | set(parts.sums.values())
+        read = {v for k in late for v in body.operations[k].inputs}
+        read.update(v for fold in parts.folds.values() for v in fold.terms)
         read -= {v for k in late for v in body.operations[k].outputs}
         free = {v for k in parts.free for v in body.operations[k].outputs}
         for k in sorted(_made_of(body, list(read & free)) - first):
@@ -252,7 +292,8 @@ class _Apart:
                 self._repeat(state.new)
             run = partial(previous, reverse=reverse)
             (self.all[state.old],) = made.apply(run, (first, self.all[state.new]), op)
-        self._write([*self.parts.sums.values(), *body.outputs[self.carries :]])
+        folded = [v for fold in self.parts.folds.values() for v in fold.terms]
+        self._write([*folded, *body.outputs[self.carries :]])
         for v in body.outputs[self.carries :]:
             if v not in self.all:
                 self._repeat(v)
@@ -307,9 +348,10 @@ class _Apart:
         op, body, made, parts = self.op, self.body, self.made, self.parts
         last, apart = self.consts + self.carries, parts.early | parts.late
         gone = {v for k in apart for v in body.operations[k].outputs}
-        gone |= {body.outputs[j] for j in parts.sums}
+        adding = [k for fold in parts.folds.values() for k in fold.operations]
+        gone |= {v for k in adding for v in body.operations[k].outputs}
         same, every = ([v for v in given if v in own] for own in (self.same, self.all))
-        carried = [j for j in range(self.carries) if j not in parts.sums]
+        carried = [j for j in range(self.carries) if j not in parts.folds]
         stacked = {
             op.outputs[j]: v
             for j, v in enumerate(body.outputs)
@@ -345,24 +387,38 @@ class _Apart:
 
     def _leave(self) -> None:
         """What the loop no longer gives."""
-        op, body, made, sums = self.op, self.body, self.made, self.parts.sums
+        op, body, made, folds = self.op, self.body, self.made, self.parts.folds
         for j, (result, v) in enumerate(zip(op.outputs, body.outputs, strict=True)):
-            if j in sums:
-                first, (added, batched) = op.inputs[self.consts + j], self._of_rounds(sums[j])
-                total = _total if batched else partial(_repeated, op.rounds)
-                (made.stands[result],) = made.apply(total, (first, added), op)
+            if j in folds:
+                first, terms = op.inputs[self.consts + j], map(self._of_rounds, folds[j].terms)
+                values, each = zip(*terms, strict=True)
+                total = partial(_total, folds[j].monoid, op.rounds, each)
+                (made.stands[result],) = made.apply(total, (first, *values), op)
             elif j >= self.carries and self.all.get(v, result) != result:
                 made.stands[result] = self.all[v]
 
 
-def _total(first: Any, added: Any) -> Any:
-    """What something is to which one after another is added."""
-    return first + added.sum(0, dtype=added.dtype)
+def _total(monoid: str, rounds: int, each: Sequence[bool], first: Any, *terms: Any) -> Any:
+    """What becomes of something that is combined with terms in so many rounds: with those of `each`
+    round, or with the same one again and again."""
+    import jax.numpy as jnp
 
-
-def _repeated(rounds: int, first: Any, added: Any) -> Any:
-    """What it is where the same is added so many times."""
-    return first + rounds * added
+    if monoid != "sum":
+        combine = jnp.maximum if monoid == "max" else jnp.minimum
+        for term, many in zip(terms, each, strict=True):
+            first = combine(first, getattr(term, monoid)(0) if many else term)
+        return first
+    narrow = jnp.issubdtype(first.dtype, jnp.floating) and first.dtype.itemsize < 4
+    total = first.astype(jnp.float32) if narrow else first
+    stacks: dict[int, Any] = {}  # the terms of each round, by their rank
+    for term, many in zip([term.astype(total.dtype) for term in terms], each, strict=True):
+        if many:
+            stacks[term.ndim] = stacks[term.ndim] + term if term.ndim in stacks else term
+        else:
+            total = total + rounds * term
+    for stack in stacks.values():
+        total = total + stack.sum(0, dtype=total.dtype)
+    return total.astype(first.dtype)
 
 
 def _once_each(rounds: int, value: Any) -> Any:

@@ -174,7 +174,8 @@ def _step(body: BlockGraph, op: Operation, inside: set[int], name: str) -> _Step
     """An operation between two states, if the monoid passes through it element by element."""
     sig = registry.signature_in(body, op)
     at = frozenset(p for p, v in enumerate(op.inputs) if v in inside)
-    if len(sig.outputs) != 1 or any(d.role != "map" for d in sig.index):
+    one = len(sig.outputs) == 1 and op.remat is None
+    if not one or any(d.role != "map" for d in sig.index):
         return None
     shape = sig.output_types[0].shape
     alike = {
@@ -186,12 +187,9 @@ def _step(body: BlockGraph, op: Operation, inside: set[int], name: str) -> _Step
         return None
     if sig.means == "conversion":
         return _Step(op)
-    laws = [
-        frozenset(p.inputs) for p in sig.passages if (p.monoid_in, p.monoid_out) == (name, name)
-    ]
-    if len(at) == 1 and _is_monoid(sig, name, laws):
+    if len(at) == 1 and is_monoid(sig, name):
         return _Step(op, joins=True)
-    fitting = [g for g in laws if at <= g]
+    fitting = [g for g in _laws(sig, name) if at <= g]
     if name != "sum" or not fitting:
         return None
     return _Step(op, max(fitting, key=len))
@@ -209,12 +207,17 @@ def _is_spread(sig: OperationSignature, p: int) -> bool:
     return len(shape) == len(whole.matrix) and all(n == 1 or a == b for n, a, b in both)
 
 
-def _is_monoid(sig: OperationSignature, name: str, laws: Sequence[frozenset[int]]) -> bool:
+def is_monoid(sig: OperationSignature, name: str) -> bool:
     """Whether an operation of two operands combines them under a monoid: it adds them up, or it is
     one of both, whichever comes first, and passes the monoid on for both together."""
-    if len(sig.inputs) != 2 or frozenset((0, 1)) not in laws or not sig.commutes:
+    if len(sig.inputs) != 2 or frozenset((0, 1)) not in _laws(sig, name) or not sig.commutes:
         return False
     return sig.adds if name == "sum" else sig.elements == "kept"
+
+
+def _laws(sig: OperationSignature, name: str) -> list[frozenset[int]]:
+    """The operands that a monoid passes through together."""
+    return [frozenset(p.inputs) for p in sig.passages if p.monoid_in == p.monoid_out == name]
 
 
 def _map(recurrence: Recurrence, body: BlockGraph, given: Sequence[Any]) -> tuple[Any, Any]:

@@ -72,7 +72,7 @@ class Written(Spelled):
         self, graph: BlockGraph, op: Operation, reads: Sequence[Read]
     ) -> tuple[tuple[int, ...], bool]:
         """The results of an operation of a graph, of many at once; and whether they are one for
-        each, as some of what it `reads` is."""
+        each, as some of what it `reads` is. What is computed again stays so."""
         from tapestry_egg.tracing.emit import emit
 
         ports = range(len(reads))
@@ -82,7 +82,7 @@ class Written(Spelled):
             replace(
                 graph,
                 values=tuple([graph.values[v] for v in (*op.inputs, *op.outputs)]),
-                operations=(replace(op, inputs=tuple(ports), outputs=made),),
+                operations=(replace(op, inputs=tuple(ports), outputs=made, remat=None),),
                 inputs=tuple(given),
                 outputs=made,
                 constants={p: x for p, x in enumerate(reads) if isinstance(x, np.ndarray)},
@@ -97,4 +97,8 @@ class Written(Spelled):
             import jax
 
             run = jax.vmap(run, in_axes=tuple([0 if batched else None for _, batched in read]))
-        return self.apply(run, [v for v, _ in read], op), each
+        first = len(self.operations)
+        results = self.apply(run, [v for v, _ in read], op)
+        again = [replace(own, remat=op.remat) for own in self.operations[first:]]
+        self.operations[first:] = again
+        return results, each
