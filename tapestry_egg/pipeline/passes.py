@@ -337,11 +337,12 @@ def choose_networks(state: State) -> State:
 
 def _in_rounds(state: State) -> bool:
     """Whether it depends on plans on meshes of few axes which forms are searched on others: where
-    nobody named meshes or their axes, in programs whose tables take long."""
+    nobody named meshes or their axes, in programs whose tables take long. A search that is kept and
+    resumed has all, so that what it found stays."""
     from tapestry_egg.extract.engine.search import SMALL
 
     q = state.question
-    asked = q.named_shapes or q.words.said or not q.settings.front
+    asked = q.named_shapes or q.words.said or not q.settings.front or q.kept is not None
     return not asked and all(len(s.units) > SMALL for s in state.schedules)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -121,7 +122,8 @@ def test_one_form_has_three_axes(fn: Any, form: int) -> None:
 # Large programs: forms that gave no plan of the front on meshes of few axes are searched on no
 # others. Here all programs are large.
 
-DRAWN = [(algebra, 3), (algebra, 8), (mixed, 0), (mixed, 3), (mixed, 5), (mixed, 8)]
+HOSTS = "h100:2x4"
+DRAWN = [(algebra, 3, HOSTS), (mixed, 3, HOSTS), (mixed, 8, HOSTS), (mixed, 2, "h100:8")]
 FORMS = te.Settings(work=0.5, recompute=2)
 
 
@@ -131,17 +133,17 @@ def of_seed(draw: Callable[[int], Drawn], seed: int) -> tuple[Any, tuple[Any, ..
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("draw", "seed"), DRAWN)
+@pytest.mark.parametrize(("draw", "seed", "target"), DRAWN)
 def test_forms_left_out_on_finer_meshes_win_nothing(
-    draw: Callable[[int], Drawn], seed: int, monkeypatch: pytest.MonkeyPatch
+    draw: Callable[[int], Drawn], seed: int, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(search, "SMALL", 1)
     fn, given = of_seed(draw, seed)
     program = te.trace(fn, *given)
-    some = te.optimize(program, "h100:2x4", settings=FORMS)
+    some = te.optimize(program, target, settings=FORMS)
     assert any(n.kind == "finer-meshes" for n in some.notes)
     monkeypatch.setattr(passes, "_in_rounds", lambda _: False)
-    every = te.optimize(program, "h100:2x4", settings=FORMS)
+    every = te.optimize(program, target, settings=FORMS)
     assert not any(n.kind == "finer-meshes" for n in every.notes)
     for end in ("seconds", "peak_bytes"):
         best, known = (min(getattr(p.costs, end) for p in found) for found in (some, every))
@@ -150,15 +152,16 @@ def test_forms_left_out_on_finer_meshes_win_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("objectives", [OBJECTIVES, ("seconds", "devices")])
-@pytest.mark.parametrize(("draw", "seed"), DRAWN[::2])
+@pytest.mark.parametrize(("draw", "seed", "target"), DRAWN[1:3])
 def test_forms_left_out_are_beaten_where_they_were_searched(
     draw: Callable[[int], Drawn],
     seed: int,
+    target: str,
     objectives: Sequence[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(search, "SMALL", 1)
-    state = posed(*of_seed(draw, seed), settings=FORMS, objectives=objectives)
+    state = posed(*of_seed(draw, seed), target, FORMS, objectives)
     made = {(n.number, n.mesh) for n in state.networks if n.mesh in state.shapes}
     left = {(n.number, n.mesh) for n in state.left}
     assert not made & left and len(made | left) == len(state.forms) * len(state.shapes)
@@ -179,11 +182,14 @@ def test_forms_left_out_are_beaten_where_they_were_searched(
                 )
 
 
-def test_all_forms_are_searched_where_meshes_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_forms_are_searched_where_meshes_are_named_or_plans_kept(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(search, "SMALL", 1)
-    fn, given = of_seed(*DRAWN[0])
+    fn, given = of_seed(algebra, 3)
     assert posed(fn, given, settings=FORMS).left
     shapes = [te.MeshShape(("x",), (8,)), te.MeshShape(("x", "y"), (2, 4))]
-    for words in ({"mesh_shapes": shapes}, {"settings": replace(FORMS, front=False)}):
+    one, kept = replace(FORMS, front=False), tmp_path / "kept.search"
+    for words in ({"mesh_shapes": shapes}, {"settings": one}, {"resume": kept}):
         state = posed(fn, given, **{"settings": FORMS, **words})
         assert not state.left and len(state.networks) >= 2 * len(state.forms)
