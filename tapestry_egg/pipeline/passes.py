@@ -337,13 +337,14 @@ def choose_networks(state: State) -> State:
 
 def _in_rounds(state: State) -> bool:
     """Whether it depends on plans on meshes of few axes which forms are searched on others: where
-    nobody named meshes or their axes, in programs whose tables take long. A search that is kept and
-    resumed has all, so that what it found stays."""
+    nobody named meshes or their axes, in programs whose tables take long. A search that is resumed
+    has all, so that what it found stays, and one that ends by the clock, so that it is one."""
     from tapestry_egg.extract.engine.search import SMALL
 
     q = state.question
-    asked = q.named_shapes or q.words.said or not q.settings.front or q.kept is not None
-    return not asked and all(len(s.units) > SMALL for s in state.schedules)
+    asked = q.named_shapes or q.words.said or not q.settings.front
+    timed = q.kept is not None or q.settings.seconds is not None
+    return not (asked or timed) and all(len(s.units) > SMALL for s in state.schedules)
 
 
 def _network(state: State, form: int, mesh: MeshShape) -> Network:

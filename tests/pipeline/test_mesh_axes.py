@@ -190,6 +190,12 @@ def test_all_forms_are_searched_where_meshes_are_named_or_plans_kept(
     assert posed(fn, given, settings=FORMS).left
     shapes = [te.MeshShape(("x",), (8,)), te.MeshShape(("x", "y"), (2, 4))]
     one, kept = replace(FORMS, front=False), tmp_path / "kept.search"
-    for words in ({"mesh_shapes": shapes}, {"settings": one}, {"resume": kept}):
+    timed = replace(FORMS, seconds=60.0)
+    for words in (
+        {"mesh_shapes": shapes},
+        {"settings": one},
+        {"settings": timed},
+        {"resume": kept},
+    ):
         state = posed(fn, given, **{"settings": FORMS, **words})
         assert not state.left and len(state.networks) >= 2 * len(state.forms)
