@@ -12,7 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from tapestry_egg.extract.engine.archive import shown
+from tapestry_egg.extract.front.notes import INTERRUPTED
 from tapestry_egg.graph.layout import MeshShape
+from tapestry_egg.parallel.deadline import interruptible
 
 from . import omissions, passes, searches
 from .state import Network, State
@@ -25,7 +27,8 @@ _Form = tuple[int, int]
 
 
 def add_meshes(state: State) -> State:
-    """Networks of the forms that are worth it on the meshes that were left for later."""
+    """Networks of the forms that are worth it on the meshes that were left for later. An
+    interruption leaves those that have a plan by then."""
     known = {n.mesh for n in state.networks}
     later = [s for s in state.shapes if s not in known]
     if not later:
@@ -33,16 +36,24 @@ def add_meshes(state: State) -> State:
     every = [(f, s) for f in range(len(state.forms)) for s in later]
     if not any(n.search for n in state.networks):  # nothing is known of any form
         return passes.with_networks(state, every)
-    state = searches.search_ends(state)
+    state = searches.with_searches(state)
     left: list[Network] = []
-    vain = _vain(state, 0)
-    for axes in sorted({len(s.sizes) for s in later}):
-        for meshes in _first_and_others([s for s in later if len(s.sizes) == axes]):
-            some = [x for x in every if x[1] in meshes]
-            worth = [(f, s) for f, s in some if (f, s.devices) not in vain]
-            left += [Network(f, *state.scheduled[f], s) for f, s in some if (f, s) not in worth]
-            state = searches.search_ends(passes.with_networks(state, worth))
-            vain |= _vain(state, axes)
+    try:
+        with interruptible():
+            searches.search_ends(state)
+            vain = _vain(state, 0)
+            for axes in sorted({len(s.sizes) for s in later}):
+                for meshes in _first_and_others([s for s in later if len(s.sizes) == axes]):
+                    some = [x for x in every if x[1] in meshes]
+                    worth = [(f, s) for f, s in some if (f, s.devices) not in vain]
+                    left += [passes.network(state, *x) for x in some if x not in worth]
+                    state = searches.with_searches(passes.with_networks(state, worth))
+                    searches.search_ends(state)
+                    vain |= _vain(state, axes)
+    except KeyboardInterrupt:
+        state = state.saying(INTERRUPTED)
+        found = [n for n in state.networks if n.search and n.search.archive.candidates]
+        return replace(state, networks=tuple(found))
     place = {s: k for k, s in enumerate(state.shapes)}
     order = sorted(state.networks, key=lambda n: (n.number, place[n.mesh]))
     state = replace(state, networks=tuple(order), left=tuple(left))

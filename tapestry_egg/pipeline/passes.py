@@ -305,7 +305,7 @@ def fastest(state: State) -> int:
 
 def begin(state: State) -> State:
     """One network to begin with: the program as given on the default mesh."""
-    state = replace(state, networks=(_network(state, 0, state.shapes[0]),))
+    state = replace(state, networks=(network(state, 0, state.shapes[0]),))
     for each in NETWORK:
         state = each(state)
     return state
@@ -330,7 +330,7 @@ def choose_networks(state: State) -> State:
     for k, schedule in enumerate(state.schedules):
         for mesh in first:
             one = known.get((id(schedule), mesh))
-            fresh = _network(state, k, mesh)
+            fresh = network(state, k, mesh)
             networks.append(fresh if one is None else replace(one, number=k, form=fresh.form))
     return replace(state, networks=tuple(networks))
 
@@ -347,7 +347,8 @@ def _in_rounds(state: State) -> bool:
     return not (asked or timed) and all(len(s.units) > SMALL for s in state.schedules)
 
 
-def _network(state: State, form: int, mesh: MeshShape) -> Network:
+def network(state: State, form: int, mesh: MeshShape) -> Network:
+    """A form, by its place, on a mesh, of which nothing is made yet."""
     return Network(form, *state.scheduled[form], mesh)
 
 
@@ -477,7 +478,7 @@ NETWORK = (encode_facts, derive_strategies, join_units, pose_problems)
 
 def with_networks(state: State, more: Iterable[tuple[int, MeshShape]]) -> State:
     """The state with networks of more forms, by their places, on meshes; all of them made."""
-    fresh = [_network(state, form, mesh) for form, mesh in more]
+    fresh = [network(state, form, mesh) for form, mesh in more]
     state = replace(state, networks=(*state.networks, *fresh))
     for each in NETWORK:
         state = each(state)

@@ -44,7 +44,7 @@ def heeded(q: Question) -> Limits | None:
 
 def search_first(state: State) -> State:
     """The fastest plan of the one network that there is so far."""
-    state = _with_searches(state)
+    state = with_searches(state)
     begun = time.perf_counter()
     for n in state.networks:
         assert n.search is not None
@@ -54,13 +54,12 @@ def search_first(state: State) -> State:
     return state
 
 
-def search_ends(state: State) -> State:
-    """The ends of the front on every network: the fastest plan, and those of few bytes and joules,
-    as far as they are asked for."""
+def search_ends(state: State) -> None:
+    """Find the ends of the front on every network that has a search: the fastest plan, and those of
+    few bytes and joules, as far as they are asked for."""
     from tapestry_egg.extract.engine.race import Race
 
     q = state.question
-    state = _with_searches(state)
     begun = time.perf_counter()
     Race(
         [n.search for n in state.networks if n.search is not None],
@@ -69,7 +68,6 @@ def search_ends(state: State) -> State:
         report=lambda _: _report(state, begun),
         devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
     ).run(ends=True)
-    return state
 
 
 def search_networks(state: State) -> State:
@@ -77,7 +75,7 @@ def search_networks(state: State) -> State:
     from tapestry_egg.extract.engine.race import Race
 
     q = state.question
-    state = _with_searches(state)
+    state = with_searches(state)
     searches = [n.search for n in state.networks if n.search is not None]
     begun = time.perf_counter()
     found = Race(
@@ -181,7 +179,7 @@ def effort(q: Question, passing: Sequence[float] = ()) -> Effort:
     )
 
 
-def _with_searches(state: State) -> State:
+def with_searches(state: State) -> State:
     """The state with a search of every network, each of which knows what is kept of it."""
     from tapestry_egg.extract.engine.mixtures import Mixtures, likeness
     from tapestry_egg.extract.engine.search import Search

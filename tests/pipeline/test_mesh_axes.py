@@ -14,10 +14,10 @@ import pytest
 
 import tapestry_egg as te
 from tapestry_egg.extract.engine import search
-from tapestry_egg.extract.front.notes import note
+from tapestry_egg.extract.front.notes import INTERRUPTED, note
 from tapestry_egg.extract.front.sizes import entries, entries_of_three_axes
 from tapestry_egg.machine.objectives import OBJECTIVES
-from tapestry_egg.pipeline import passes
+from tapestry_egg.pipeline import passes, searches
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.state import State, read_question
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS
@@ -199,3 +199,32 @@ def test_all_forms_are_searched_where_meshes_are_named_or_plans_kept(
     ):
         state = posed(fn, given, **{"settings": FORMS, **words})
         assert not state.left and len(state.networks) >= 2 * len(state.forms)
+
+
+@pytest.mark.parametrize("at", ["ends of all forms", "tables", "ends on finer meshes"])
+def test_an_interruption_on_finer_meshes_leaves_what_was_found(
+    at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(search, "SMALL", 1)
+    fn, given = of_seed(algebra, 3)
+    calls = 0
+    own = searches.search_ends
+
+    def ended(state: State) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == (2 if at == "ends on finer meshes" else 1):
+            raise KeyboardInterrupt
+        own(state)
+
+    def no_tables(state: State, more: object) -> State:
+        raise KeyboardInterrupt
+
+    if at == "tables":
+        monkeypatch.setattr(passes, "with_networks", no_tables)
+    else:
+        monkeypatch.setattr(searches, "search_ends", ended)
+    found = te.optimize(te.trace(fn, *given), HOSTS, settings=FORMS)
+    assert len(found) and INTERRUPTED in found.notes
+    forms, meshes = found.searched
+    assert (forms > 1) == (at != "ends of all forms") and meshes == 1
