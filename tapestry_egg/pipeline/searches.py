@@ -32,8 +32,8 @@ _EVEN = 20.0
 # The share of all work that the first plan may have, so that much is left for other networks.
 _FIRST = 0.25
 
-# The work of networks that were left out which others have beside their own. With half of it two
-# GPT-2 layers on 8x8 devices have the front that they had when all networks were searched.
+# The share of the work of networks that were left out which the others get. With half of it the
+# front of two GPT-2 layers on 8x8 devices is the one of a search of all networks.
 _LEFT = 0.5
 
 
