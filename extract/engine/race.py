@@ -98,18 +98,18 @@ class Race:
     _vain: set[Task] = field(default_factory=set)
     _tried: dict[Task, int] = field(default_factory=dict)  # how often
 
-    def run(self) -> None:
-        """Search until every gap is small, or the effort is spent."""
+    def run(self, ends: bool = False) -> None:
+        """Search until every gap is small, or the effort is spent; or for the `ends` alone."""
         self._begun = self._gained = time.perf_counter()
         try:
             with ThreadPoolExecutor(max(1, self.effort.threads)) as pool:
-                self._run(pool)
+                self._run(pool, ends)
         finally:
             for s in self.searches:
                 s.leave()
                 s.archive.by_clock |= self.late
 
-    def _run(self, pool: ThreadPoolExecutor) -> None:
+    def _run(self, pool: ThreadPoolExecutor, ends: bool) -> None:
         every = range(len(self.searches))
         self.begun = {k for k in every if self.searches[k].archive.candidates}
         coarse = [k for k in every if k in self.within]
@@ -131,7 +131,8 @@ class Race:
         if not quick and 2 in self.effort.wanted:
             some = [*coarse, *fine] if small else self._quickest_of_forms()
             self._ends(pool, some, lambda k: self.searches[k].frugal)
-        self._tasks(pool, fine)
+        if not ends:
+            self._tasks(pool, fine)
 
     def _quickest_of_forms(self) -> list[int]:
         """Of the networks of each form the one that is passed most quickly: what it finds within

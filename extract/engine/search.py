@@ -113,6 +113,7 @@ class Search:
         self.places: list[Place] = []
         self._order: elimination.Order | None = None
         self._turn = 1
+        self._found: set[str] = set()  # the ends of the front
         parts = len(problem.variables) + len(problem.pairs)
         self._evaluating = (20 * parts + 4 * len(net.begin) + 2 * net.times) * 1e-9
         self._measure()
@@ -313,7 +314,10 @@ class Search:
         return self.archive.candidates[0]
 
     def leanest(self) -> None:
-        """Find a plan of a small peak, and prove that no peak is much smaller."""
+        """Find a plan of a small peak, and prove that no peak is much smaller; once."""
+        if "leanest" in self._found:
+            return
+        self._found.add("leanest")
         if not self.archive.candidates:
             self.fastest()
         fast = min(self.archive.candidates, key=lambda c: c.costs)
@@ -353,7 +357,11 @@ class Search:
         return least, best, weights
 
     def frugal(self) -> None:
-        """Find plans of few joules, and prove that none takes many fewer than the most frugal."""
+        """Find plans of few joules, and prove that none takes many fewer than the most frugal;
+        once."""
+        if "frugal" in self._found:
+            return
+        self._found.add("frugal")
         fast = min(self.archive.candidates, key=lambda c: c.costs)
         price = 4.0 * fast.seconds / max(fast.joules, 1e-12)
         self.settle(Prices(np.zeros(self.all.net.moments), price), _SWEEPS, [fast.rows])

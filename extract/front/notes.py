@@ -149,6 +149,11 @@ KINDS: dict[str, tuple[Effect, str, str]] = {
         "{count:form} of {forms} on meshes of three axes",
         "Settings(max_axes=3) or --max-axes 3",
     ),
+    "finer-meshes": (
+        "space",
+        "{count:network} ({some}), because these forms gave no plan of the front on other meshes",
+        "mesh_shapes=[...]",
+    ),
     "named-mesh": ("space", "meshes that divide an axis of {mesh}", "Settings(front=True)"),
     "work": ("space", "{names}, because the work was spent", _WORK),
     "tables": (

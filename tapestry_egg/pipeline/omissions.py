@@ -116,6 +116,11 @@ def of_search(found: Race, interrupted: bool) -> Notes:
     return notes
 
 
+def of_finer(left: Sequence[Network]) -> Notes:
+    """Networks on meshes of more axes, of forms that gave nothing on those of fewer."""
+    return _counted("finer-meshes", len(left), some=_some(left))
+
+
 def of_networks(left: Sequence[Network]) -> Notes:
     """Networks for which there was no work left."""
     return _counted("work", len(left), names=", ".join(map(str, left)))

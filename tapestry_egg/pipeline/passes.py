@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from itertools import product
@@ -305,15 +305,21 @@ def fastest(state: State) -> int:
 
 def begin(state: State) -> State:
     """One network to begin with: the program as given on the default mesh."""
-    state = replace(state, networks=(_network(state, 0, state.shapes[0]),))
+    state = replace(state, networks=(network(state, 0, state.shapes[0]),))
     for each in NETWORK:
         state = each(state)
     return state
 
 
 def choose_networks(state: State) -> State:
-    """The forms and meshes that are searched together: the first form on all meshes, then the
-    second, and so on. What was begun with is one of them."""
+    """The forms and meshes that are searched: the first form on all meshes, then the second, and so
+    on; of large programs those meshes that have the fewest axes. What was begun with is one of
+    them."""
+    fewest: dict[int, int] = {}  # axes of the meshes of so many devices
+    for mesh in state.shapes if _in_rounds(state) else ():
+        axes = fewest.get(mesh.devices, len(mesh.sizes))
+        fewest[mesh.devices] = min(axes, len(mesh.sizes))
+    first = [s for s in state.shapes if len(s.sizes) <= fewest.get(s.devices, len(s.sizes))]
     known = {(id(n.schedule), n.mesh): n for n in state.networks}
     begun = [(n.form.graph, n.schedule) for n in state.networks]
     every = [
@@ -322,14 +328,27 @@ def choose_networks(state: State) -> State:
     state = replace(state, scheduled=tuple(every))
     networks = []
     for k, schedule in enumerate(state.schedules):
-        for mesh in state.shapes:
+        for mesh in first:
             one = known.get((id(schedule), mesh))
-            fresh = _network(state, k, mesh)
+            fresh = network(state, k, mesh)
             networks.append(fresh if one is None else replace(one, number=k, form=fresh.form))
     return replace(state, networks=tuple(networks))
 
 
-def _network(state: State, form: int, mesh: MeshShape) -> Network:
+def _in_rounds(state: State) -> bool:
+    """Whether it depends on plans on meshes of few axes which forms are searched on others: where
+    nobody named meshes or their axes, in programs whose tables take long. A search that is resumed
+    has all, so that what it found stays, and one that ends by the clock, so that it is one."""
+    from tapestry_egg.extract.engine.search import SMALL
+
+    q = state.question
+    asked = q.named_shapes or q.words.said or not q.settings.front
+    timed = q.kept is not None or q.settings.seconds is not None
+    return not (asked or timed) and all(len(s.units) > SMALL for s in state.schedules)
+
+
+def network(state: State, form: int, mesh: MeshShape) -> Network:
+    """A form, by its place, on a mesh, of which nothing is made yet."""
     return Network(form, *state.scheduled[form], mesh)
 
 
@@ -457,6 +476,15 @@ def threads(q: Question) -> int:
 NETWORK = (encode_facts, derive_strategies, join_units, pose_problems)
 
 
+def with_networks(state: State, more: Iterable[tuple[int, MeshShape]]) -> State:
+    """The state with networks of more forms, by their places, on meshes; all of them made."""
+    fresh = [network(state, form, mesh) for form, mesh in more]
+    state = replace(state, networks=(*state.networks, *fresh))
+    for each in NETWORK:
+        state = each(state)
+    return state
+
+
 # Entries that the tables of all networks of three axes may have together, by prediction. Half a
 # million take some two seconds to make.
 THREE_AXES = 2_500_000
@@ -470,10 +498,7 @@ def add_axes(state: State) -> State:
     shapes = _small_enough(state, form)
     if not shapes:
         return state
-    more = [_network(state, form, mesh) for mesh in shapes]
-    state = replace(state, networks=(*state.networks, *more))
-    for each in NETWORK:
-        state = each(state)
+    state = with_networks(state, [(form, mesh) for mesh in shapes])
     others = len(state.forms) - 1
     if others:
         state = state.saying(note("three-axes", others, forms=others + 1))

@@ -24,7 +24,7 @@ from tapestry_egg.parallel.deadline import interruptible
 from tapestry_egg.progress import Phase, Progress, Verb
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, RuleBook
 
-from . import fronts, passes, searches, verify
+from . import finer, fronts, passes, searches, verify
 from .fronts import audit_front
 from .settings import Settings
 from .state import Network, State, read_question
@@ -76,6 +76,7 @@ PASSES = (
     Pass("saturate", ("strategies",), passes.derive_strategies, verify.strategies, True),
     Pass("extract", ("choices",), passes.join_units, verify.choices, True),
     Pass("extract", ("problems",), passes.pose_problems, verify.problems, True),
+    Pass("extract", ("networks",), finer.add_meshes, verify.networks, True),
     Pass("extract", ("networks",), passes.add_axes, verify.networks, True),
     Pass("extract", ("results",), searches.search_networks, verify.results, True),
     Pass("extract", ("front",), fronts.merge_front, verify.front),

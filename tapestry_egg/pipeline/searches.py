@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 from operator import le
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,10 @@ _EVEN = 20.0
 # The share of all work that the first plan may have, so that much is left for other networks.
 _FIRST = 0.25
 
+# The share of the work of networks that were left out which the others get. With half of it the
+# front of two GPT-2 layers on 8x8 devices is the one of a search of all networks.
+_LEFT = 0.5
+
 
 def heeded(q: Question) -> Limits | None:
     """The limits on what speed is exchanged for."""
@@ -39,7 +44,7 @@ def heeded(q: Question) -> Limits | None:
 
 def search_first(state: State) -> State:
     """The fastest plan of the one network that there is so far."""
-    state = _with_searches(state)
+    state = with_searches(state)
     begun = time.perf_counter()
     for n in state.networks:
         assert n.search is not None
@@ -49,17 +54,33 @@ def search_first(state: State) -> State:
     return state
 
 
+def search_ends(state: State) -> None:
+    """Find the ends of the front on every network that has a search: the fastest plan, and those of
+    few bytes and joules, as far as they are asked for."""
+    from tapestry_egg.extract.engine.race import Race
+
+    q = state.question
+    begun = time.perf_counter()
+    Race(
+        [n.search for n in state.networks if n.search is not None],
+        effort(q, _passing(state)),
+        heeded(q),
+        report=lambda _: _report(state, begun),
+        devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
+    ).run(ends=True)
+
+
 def search_networks(state: State) -> State:
     """For every network the labellings that no other dominates, and bounds on all others."""
     from tapestry_egg.extract.engine.race import Race
 
     q = state.question
-    state = _with_searches(state)
+    state = with_searches(state)
     searches = [n.search for n in state.networks if n.search is not None]
     begun = time.perf_counter()
     found = Race(
         searches,
-        effort(q, _passing(state.networks)),
+        effort(q, _passing(state)),
         heeded(q),
         report=lambda _: _report(state, begun),
         devices=[n.mesh.devices for n in state.networks] if q.by_devices else None,
@@ -131,11 +152,12 @@ def _left_out(network: Network) -> tuple[int, ...]:
     return *choices.truncated, choices.uncombined, *copies
 
 
-def _passing(networks: Sequence[Network]) -> list[float]:
+def _passing(state: State) -> list[float]:
     """Units of work that a pass of messages over the tables of each network on several devices
-    takes."""
-    some = [n.search for n in networks if n.mesh.devices > 1]
-    return [s.all.sweeping for s in some if s is not None]
+    takes. Those that were left out leave half of theirs to the others."""
+    some = [n.search for n in state.networks if n.mesh.devices > 1]
+    found = [s.all.sweeping for s in some if s is not None]
+    return found + [_LEFT * max(found, default=0.0)] * len(state.left)
 
 
 def effort(q: Question, passing: Sequence[float] = ()) -> Effort:
@@ -157,7 +179,7 @@ def effort(q: Question, passing: Sequence[float] = ()) -> Effort:
     )
 
 
-def _with_searches(state: State) -> State:
+def with_searches(state: State) -> State:
     """The state with a search of every network, each of which knows what is kept of it."""
     from tapestry_egg.extract.engine.mixtures import Mixtures, likeness
     from tapestry_egg.extract.engine.search import Search
@@ -169,13 +191,14 @@ def _with_searches(state: State) -> State:
         if n.search is not None
     }
     made: list[Network] = []
-    for k, n in enumerate(state.networks):
+    fresh = count(1 + max((n.search.number for n in state.networks if n.search), default=-1))
+    for n in state.networks:
         if n.search is None:
             assert n.problem is not None, "it was posed"
             problem = n.problem.problem
             alike = likeness(n.number, problem)
             mixtures = shared.setdefault(alike, Mixtures(problem.paths))
-            search = Search(problem, q.settings.gap, mixtures, k)
+            search = Search(problem, q.settings.gap, mixtures, next(fresh))
             known = None if q.kept is None else q.kept.known(problem)
             if known is not None:
                 search.take_up(known)
@@ -221,7 +244,7 @@ def _report(state: State, begun: float) -> None:
     """Tell of the best plans so far."""
     q = state.question
     searches: list[Search] = [n.search for n in state.networks if n.search is not None]
-    size, passing = q.graph.size, _passing(state.networks)
+    size, passing = q.graph.size, _passing(state)
     spent = sum(s.work.units for s in searches) / q.settings.most_work(size, passing)
     spent = max(spent, (time.perf_counter() - begun) / q.settings.most_seconds(size, passing))
     archives = [s.archive for s in searches]

@@ -150,6 +150,7 @@ class State:
     shapes: tuple[MeshShape, ...] = ()
     scheduled: tuple[tuple[Form, Schedule], ...] = ()  # each form, and its units in order
     networks: tuple[Network, ...] = ()
+    left: tuple[Network, ...] = ()  # not made, because others were worth more
     shared: Shared | None = None
     front: Front | None = None
     timeline: tuple[Tick, ...] = ()
