@@ -127,7 +127,8 @@ def forms_with_streams(
         *(_gathering_less(base, target, limit) if slower else ()),
     )
     found = (replace(found[0], left=told), *every[1:], *split.forms, *others)
-    most = written_out.MOST if slower else written_out.FEW
+    stored = n > 1 and written_out.stores_slices(graph)
+    most = written_out.MOST if slower or stored else written_out.FEW
     fused = [f for f in found[1:] if RULE in f.rules and not (f.slower or f.extra)]
     out, long = _written_out(found[0], target, most)
     # XLA copies a cache, if fused attention reads it where it was renewed
