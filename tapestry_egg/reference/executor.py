@@ -109,7 +109,7 @@ def run_operation(
     for box in (b for given in boxes for b in without_gaps(signature, given)):
         local = []
         for p, x in enumerate(operands):
-            at = _slices(signature.operand_box(p, box))
+            at = signature.operand_box(p, box).slices
             part = np.asarray(x)[at]
             if p in counted and monoid is not None:
                 nothing = np.asarray(zero(monoid, part.dtype), part.dtype)
@@ -118,7 +118,7 @@ def run_operation(
             local.append(part)
         made = reference(kernel, params, signature, local, box)
         for q, value in enumerate(made):
-            at = _slices(signature.outputs[q].image(box))
+            at = signature.outputs[q].image(box).slices
             again = written[q][at]
             if again.any():
                 if monoid is None:
@@ -188,10 +188,6 @@ def without_gaps(signature: OperationSignature, box: ZRange) -> Iterator[ZRange]
                     yield from without_gaps(signature, part)
                 return
     yield box
-
-
-def _slices(box: ZRange) -> tuple[Any, ...]:
-    return (*(slice(s, e) for s, e in zip(box.start, box.end, strict=True)), ...)
 
 
 # Graphs

@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.zspace import ZRange
-
 from .call import Array, Call, Reference, wide
 
 
@@ -29,7 +27,7 @@ def _dynamic_slice(call: Call) -> Array:
     read = call.outputs[0].translate(at)
     if read.clip(call.inputs[0]) != read:
         return np.zeros(call.shape(), x.dtype)
-    return x[_box(read.translate([-n for n in call.inputs[0].start]))]
+    return x[read.translate([-n for n in call.inputs[0].start]).slices]
 
 
 def _dynamic_update_slice(call: Call) -> Array:
@@ -41,12 +39,8 @@ def _dynamic_update_slice(call: Call) -> Array:
     out = x.copy()
     if not written.is_empty:
         to, of = ([-n for n in box.start] for box in (here, target))
-        out[_box(written.translate(to))] = update[_box(written.translate(of))]
+        out[written.translate(to).slices] = update[written.translate(of).slices]
     return out
-
-
-def _box(box: ZRange) -> tuple[Any, ...]:
-    return (*(slice(s, e) for s, e in zip(box.start, box.end, strict=True)), ...)
 
 
 def _along(values: Array, dim: int, rank: int) -> Array:

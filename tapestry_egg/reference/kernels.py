@@ -170,8 +170,7 @@ def prepared(
         inputs=tuple(boxes),
         outputs=tuple(outputs),
     )
-    cut = [tuple(slice(a, b) for a, b in zip(x.start, x.end, strict=True)) for x in read]
-
+    cut = [x.slices for x in read]
     whole = not wider and read == inputs
 
     def run(operands: Sequence[Array]) -> tuple[Array, ...]:

@@ -9,6 +9,7 @@ from itertools import product as cartesian
 from math import prod
 from operator import eq, gt
 from operator import index as as_int
+from typing import Any
 
 from tapestry_egg.errors import TapestryError
 
@@ -106,6 +107,11 @@ class ZRange:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(e - s for s, e in zip(self.start, self.end, strict=True))
+
+    @property
+    def slices(self) -> tuple[Any, ...]:
+        """What indexes an array's elements in the box; of rank 0, too, an array."""
+        return (*map(slice, self.start, self.end), ...)
 
     @property
     def size(self) -> int:

@@ -352,10 +352,6 @@ def covers(sig: OperationSignature, rng: np.random.Generator) -> Iterator[ZRange
         yield ZRange(tuple(a for a, _ in box), tuple(b for _, b in box))
 
 
-def slices(box: ZRange) -> tuple[slice, ...]:
-    return tuple(slice(a, b) for a, b in zip(box.start, box.end, strict=True))
-
-
 @pytest.mark.parametrize(("kernel", "shapes", "params"), CASES)
 def test_shards_make_what_the_whole_makes(
     tapestry: None, kernel: str, shapes: list[tuple[int, ...]], params: dict[str, int]
@@ -371,10 +367,10 @@ def test_shards_make_what_the_whole_makes(
     for _ in range(3):
         made = [np.zeros_like(w) for w in whole]
         for box in covers(sig, rng):
-            local = [x[slices(p.image(box))] for x, p in zip(operands, sig.inputs, strict=True)]
+            local = [x[p.image(box).slices] for x, p in zip(operands, sig.inputs, strict=True)]
             parts = KERNELS[kernel](*local, **params)
             parts = parts if isinstance(parts, list) else [parts]
             for out, part, p in zip(made, parts, sig.outputs, strict=True):
-                out[slices(p.image(box))] += part  # partial sums of reduced dims add up
+                out[p.image(box).slices] += part  # partial sums of reduced dims add up
         for out, want in zip(made, whole, strict=True):
             assert np.array_equal(out, want)
