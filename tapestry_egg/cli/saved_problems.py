@@ -35,8 +35,9 @@ def problems_of(
 ) -> Iterator[tuple[str, Problem]]:
     """The problems that `optimize` would search for a program on a target, with a name for each.
 
-    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 2`. Nothing is searched
-    for it. Raises what `optimize` raises.
+    One for each form of the program and mesh shape: `8x`, `2x×4y`, `8x form 2`; of large programs
+    also those that a search leaves out for what it finds on others. Nothing is searched for it.
+    Raises what `optimize` raises.
     """
     question = read_question(
         graph,
