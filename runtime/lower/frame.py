@@ -165,7 +165,7 @@ class Frame:
         # Copies that were made with others are what is read, not what they were made of.
         there = {f.key: self.left[f.key] for f in asked if f.merged and f.key in self.left}
         held = {
-            f.value: self._store("kept" if f.origin == "kept" else "produced", f.value)
+            f.value: self._of_region(f.origin, f.value, tie.region)
             for f in asked
             if f.key not in there
         }
@@ -450,9 +450,13 @@ class Frame:
 
     def _store(self, origin: str, v: int) -> dict[int, jax.Array]:
         """The table that holds value v, as produced or as kept, for the operation at hand."""
-        which = 0 if origin == "produced" else 1
-        if self.region is not None and v in self.barred[self.region][which]:
-            return self.barred[self.region][which]
+        return self._of_region("kept" if origin != "produced" else origin, v, self.region)
+
+    def _of_region(self, origin: str, v: int, region: int | None) -> dict[int, jax.Array]:
+        """The same for operations of a checkpoint region, or of none."""
+        which = 1 if origin == "kept" else 0
+        if region in self.barred and v in self.barred[region][which]:
+            return self.barred[region][which]
         return self.produced if which == 0 else self.kept
 
     def _late(self, v: int, k: int) -> jax.Array:

@@ -53,12 +53,13 @@ Reads = Sequence[Sequence[Fetch]]
 class Tie:
     """What an operation reads (`held`), and what the large kernel after it collects (`ahead`), is
     let go only when the values `done` are there; with `arrived` the operation itself waits, not
-    what it collects."""
+    what it collects. What is held is read in a checkpoint `region`, or in none."""
 
     held: tuple[Fetch, ...]
     done: tuple[int, ...]
     ahead: tuple[Fetch, ...] = ()
     arrived: bool = False
+    region: int | None = None
 
 
 def last_reads(reads: Reads, sources: Mapping[int, Sequence[int]]) -> dict[int, int]:
@@ -121,7 +122,10 @@ def ties(
                 alone = Tie((), tuple(f.value for f in own))
                 out[at] = replace(out.get(at, alone), ahead=ahead)
             if (held or (beside and moved)) and waited:
-                out[begin] = Tie(held, waited, arrived=not held)
+                of = {f.value for f in held}
+                some = [k for k in members if not of.isdisjoint(graph.operations[k].inputs)]
+                region = graph.operations[max(some or members)].remat
+                out[begin] = Tie(held, waited, arrived=not held, region=region)
                 done.clear()
                 pending.clear()
             large = begin, held

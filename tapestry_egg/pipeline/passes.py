@@ -211,7 +211,7 @@ def find_forms(state: State) -> State:
 
 def _is_searched_soon(rule: str) -> bool:
     """Whether forms of such a rule are searched where one plan is wanted soon."""
-    return rule in (written_out.RULE, written_out.SHARED) or is_split(rule)
+    return rule in written_out.NAMES or is_split(rule)
 
 
 def _in_micro_batches(form: Form, q: Question) -> Batched:

@@ -27,8 +27,10 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
     blocks.RULE: blocks.with_blocks,
     blocks.OF_LARGEST: blocks.with_blocks_of_largest,
     temporal.RULE: temporal.with_blocks_of_sums,
-    written_out.RULE: written_out.with_loops_written_out,
-    written_out.SHARED: partial(written_out.with_loops_written_out, shared=True),
+    **{
+        name: partial(written_out.with_loops_written_out, most=most, shared=shared)
+        for name, (most, shared) in written_out.NAMES.items()
+    },
 }
 
 

@@ -185,7 +185,7 @@ def _at_once(
     step = _step(graph, made, target, rule, "loops", what)
     base, *others = forms_with_streams(made, books, target, budget, least_gain, slower=False)
     faster = [f for f in others if not (f.slower or f.extra)]
-    out = [f for f in others if {written_out.RULE, written_out.SHARED}.intersection(f.rules)]
+    out = [f for f in others if any(r in written_out.NAMES for r in f.rules)]
     every = (*(faster or [replace(base, left=Left())]), *out)
     return tuple([f.behind(step) for f in every]), 0
 
@@ -372,7 +372,8 @@ def _written_out(form: Form, target: Target, most: int) -> tuple[tuple[Form, ...
         return (), long
     shared = target.devices > 1
     made = written_out.with_loops_written_out(form.graph, most, shared)
-    name = written_out.SHARED if shared else written_out.RULE
+    few = long > 0 and most == written_out.FEW
+    name = (written_out.SHARED if shared else written_out.RULE) + "-few" * few
     step = _step(form.graph, made, target, name, "loops over stacks", "every round")
     return (form.then(made, step, extra=True),), long
 

@@ -199,7 +199,8 @@ class _Sources:
 
     State is what feeds back. Where nothing does, it is those inputs that a product reads with
     nothing else mixed in, beside an operand of other inputs; of two such, the one whose argument
-    has more leaves, as parameters mostly are a tree, else the second operand, as in x·w.
+    has more leaves, as parameters mostly are a tree, else the second operand, as in x·w. The other
+    of two is data, also where a gradient multiplies it with something mixed.
     """
 
     def __init__(self, program: FlatProgram, state: set[int]) -> None:
@@ -263,10 +264,12 @@ class _Sources:
         assert dims is not None
         return self.of[instance.inputs[dims.rhs if p == dims.lhs else dims.lhs]]
 
-    def _guessed(self) -> Iterator[int]:
+    def _guessed(self) -> set[int]:
         names = self.program.bodies[0].graph.input_names or ("",) * len(self.inputs)
         heads = [_ARGUMENT.sub(r"\1", name) or str(i) for i, name in enumerate(names)]
         leaves = Counter(heads)
+        chosen: set[int] = set()
+        others: set[int] = set()  # what was multiplied with what was chosen of two
         for instance in self.program.instances:
             dims = instance.signature.gemm
             if instance.port or dims is None:
@@ -274,7 +277,10 @@ class _Sources:
             one, two = (self.of[instance.inputs[p]] for p in (dims.lhs, dims.rhs))
             alone = [next(iter(of)) for of in (one, two) if len(of) == 1]
             if one != two and alone:
-                yield max(reversed(alone), key=lambda i: leaves[heads[i]])
+                best = max(reversed(alone), key=lambda i: leaves[heads[i]])
+                chosen.add(best)
+                others.update(i for i in alone if i != best)
+        return chosen - others or chosen
 
 
 @cache

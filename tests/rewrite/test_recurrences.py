@@ -90,6 +90,8 @@ STEPS: dict[str, tuple[Step, Any]] = {
     "two gates": (lambda h, x, y: (h * y[:, :1] * y[:1] + x, h), jnp.ones(SHAPE)),
     "largest of each": (lambda h, x, y: (jnp.maximum(h, x[:, :1]), h - y), jnp.zeros(SHAPE)),
     "of all": (lambda h, x, y: (h, jnp.sort(x) @ y.T), jnp.ones(SHAPE)),
+    "a rate": (lambda h, x, y: (h * 0.5, h * x), jnp.float32(1)),
+    "a rate of its own": (lambda h, x, y: (h * 0.9 + 1, h * x), jnp.float32(1)),
     "first of rounds": (lambda h, x, y: (x, h), jnp.ones(SHAPE)),
 }
 

@@ -17,6 +17,7 @@ import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import verify_graph
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.rewrite.changes import changed, is_change
+from tapestry_egg.rewrite.derivation import digest
 from tapestry_egg.rewrite.streams import written_out
 from tapestry_egg.rewrite.streams.written_out import (
     RULE,
@@ -269,6 +270,26 @@ def test_a_note_counts_loops_that_are_too_long(
     monkeypatch.setattr(written_out, limit, most)
     notes = te.optimize(program, "h100:1", settings=te.Settings(work=0.1, front=front)).notes
     assert [n.count for n in notes if n.kind == "loops-long"] == [1] * told
+
+
+@pytest.mark.parametrize("front", [False, True])
+def test_a_plan_is_made_again_by_the_names_of_its_rules(front: bool) -> None:
+    """As loading does, where long loops were left for one plan that was wanted soon."""
+
+    def fn(w: Any, v: Any, x: Any) -> Any:
+        for stack in (w, v):
+            x = lax.scan(lambda x, w: (jnp.tanh(x @ w), None), x, stack)[0]
+        return x
+
+    shapes = (50, 512, 512), (300, 512, 512), (16, 512)
+    program = te.trace(fn, *(jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes))
+    settings = te.Settings(work=0.1, front=front)
+    plans = list(te.optimize(program, "h100:8", settings=settings))
+    few = {rule for plan in plans for rule in plan.rules if rule.endswith("-few")}
+    assert bool(few) != front
+    for plan in plans:
+        for step in plan.steps:
+            assert digest(changed(program.graph, step.rules)) == step.digest
 
 
 def test_the_ledger_counts_no_copies_of_what_products_read_where_it_lies() -> None:

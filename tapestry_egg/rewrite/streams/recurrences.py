@@ -250,7 +250,7 @@ def _map(recurrence: Recurrence, body: BlockGraph, given: Sequence[Any]) -> tupl
             nothing = {op.inputs[p]: zeros for p in step.group.difference(at)}
             times = before is None and registry.meaning(op.kernel) == "product"
             if times:
-                by[result] = others[0].reshape(others[0].shape or (1,) * len(shape))
+                by[result] = jnp.reshape(others[0], jnp.shape(others[0]) or (1,) * len(shape))
             else:
                 each = {v: x if x is None else jnp.broadcast_to(x, shape) for v, x in by.items()}
                 by[result] = run({**nothing, **each}, ones)

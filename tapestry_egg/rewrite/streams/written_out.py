@@ -32,7 +32,8 @@ from tapestry_egg.tracing.spelled import at
 
 from .written import Written
 
-#: The names of this change in the rules of a plan; that for devices which share the work.
+#: The names of this change in the rules of a plan; that for devices which share the work. Where
+#: loops are left that are longer than `FEW`, `-few` is behind them.
 RULE, SHARED = "loops-written-out", "shared-loops-written-out"
 
 #: The most operations of all loops that are written out: up to so many, planning was measured.
@@ -41,6 +42,15 @@ MOST = 4096
 #: kernels anew for every place in a stack: a Llama-8B's step of 32 layers, 1200 operations, for 24
 #: CPU seconds in place of 1.6. Where slices are stored, a ViT's of 12, 1967, took 5.2 for 4.3.
 FEW = 512
+
+
+#: Name -> the most operations, and whether devices share the work.
+NAMES = {
+    RULE: (MOST, False),
+    SHARED: (MOST, True),
+    f"{RULE}-few": (FEW, False),
+    f"{SHARED}-few": (FEW, True),
+}
 
 
 #: Where an operation is: its place in the program, or in a region of the operation at another.
