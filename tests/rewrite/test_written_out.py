@@ -25,7 +25,7 @@ from tapestry_egg.rewrite.streams.written_out import (
     sliced_bytes,
     with_loops_written_out,
 )
-from tapestry_egg.runtime.emitted import audit
+from tapestry_egg.runtime.emitted import audit, emitted
 from tapestry_egg.tracing.emit import emit
 from tests.schedule.test_lifetimes import h100s
 
@@ -306,6 +306,41 @@ def test_the_ledger_counts_no_copies_of_what_products_read_where_it_lies() -> No
         front = te.optimize(program, "h100:8", settings=te.Settings(work=0.3, forms=0))
     for plan in front:
         audit(plan)
+
+
+def products_in_no_order(plan: te.Plan) -> int:
+    """How many products of a plan's program need nothing of the product before them."""
+    (mapped,) = (e for e in emitted(plan).eqns if e.primitive.name == "shard_map")
+    made_of: dict[Any, set[int]] = {}
+    products = apart = 0
+    for equation in getattr(mapped.params["jaxpr"], "jaxpr", mapped.params["jaxpr"]).eqns:
+        of = set().union(*(made_of.get(v, ()) for v in equation.invars if not hasattr(v, "val")))
+        if equation.primitive.name == "dot_general":
+            apart += products > 0 and products not in of
+            products += 1
+            of.add(products)
+        made_of.update((v, of) for v in equation.outvars)
+    assert products > ROUNDS
+    return apart
+
+
+def test_rounds_that_are_computed_again_keep_their_order() -> None:
+    """Else a compiler puts the products of all weights' gradients off, and holds what they read."""
+
+    def step(w: Any, v: Any, x: Any) -> Any:
+        layer = jax.checkpoint(lambda x, p: (x + jnp.tanh(x @ p[0]) @ p[1], None))
+
+        def loss(w: Any, v: Any) -> Any:
+            return jnp.mean(lax.scan(layer, x, (w, v))[0] ** 2)
+
+        return [p - g for p, g in zip((w, v), jax.grad(loss, (0, 1))(w, v), strict=True)]
+
+    shapes = (4, 128, 512), (4, 512, 128), (1024, 128)
+    given = (jax.ShapeDtypeStruct(s, jnp.float32) for s in shapes)
+    program = te.trace(step, *given, donate_argnums=(0, 1))
+    front = te.optimize(program, "h100:8", settings=te.Settings(work=0.5))
+    assert any(SHARED in plan.rules for plan in front)
+    assert not any(map(products_in_no_order, front))
 
 
 @pytest.mark.parametrize(("front", "tokens"), [(True, 1), (False, 1), (False, 3)])
