@@ -17,6 +17,7 @@ from tapestry_egg.rewrite.streams import (
     temporal,
     written_out,
 )
+from tapestry_egg.tracing.settings import plain_settings
 
 from . import stacked
 
@@ -35,25 +36,26 @@ CHANGES: Mapping[str, Callable[[BlockGraph], BlockGraph]] = {
 
 
 def changed(graph: BlockGraph, rules: Collection[str]) -> BlockGraph:
-    """The program with those of these changes that `rules` name."""
-    if apart.RULE in rules or apart.STATES in rules:
-        graph = apart.with_rounds_at_once(graph, states=apart.STATES in rules)
-    graph = stacked.with_stacked_copies(graph) if stacked.RULE in rules else graph
-    for name in sorted(rules):
-        devices = devices_of(name, SHIFTS)
-        graph = graph if devices is None else shifts.with_shifts(graph, devices)
-    for name, change in CHANGES.items():
-        graph = change(graph) if name in rules else graph
-    for name in sorted(rules):
-        steps = parts_of_batch(name)
-        graph = graph if steps is None else micro_batches.with_micro_batches(graph, steps)
-    for name in sorted(rules):
-        devices = devices_of(name, EVEN_PARTS)
-        graph = graph if devices is None else even_parts.with_even_parts(graph, devices)
-    for name in sorted(rules):
-        devices = devices_of(name, ROWS)
-        graph = graph if devices is None else shifts.with_rows_looked_up(graph, devices)
-    return graph
+    """The program with those of these changes that `rules` name, made as where it was traced."""
+    with plain_settings(graph):
+        if apart.RULE in rules or apart.STATES in rules:
+            graph = apart.with_rounds_at_once(graph, states=apart.STATES in rules)
+        graph = stacked.with_stacked_copies(graph) if stacked.RULE in rules else graph
+        for name in sorted(rules):
+            devices = devices_of(name, SHIFTS)
+            graph = graph if devices is None else shifts.with_shifts(graph, devices)
+        for name, change in CHANGES.items():
+            graph = change(graph) if name in rules else graph
+        for name in sorted(rules):
+            steps = parts_of_batch(name)
+            graph = graph if steps is None else micro_batches.with_micro_batches(graph, steps)
+        for name in sorted(rules):
+            devices = devices_of(name, EVEN_PARTS)
+            graph = graph if devices is None else even_parts.with_even_parts(graph, devices)
+        for name in sorted(rules):
+            devices = devices_of(name, ROWS)
+            graph = graph if devices is None else shifts.with_rows_looked_up(graph, devices)
+        return graph
 
 
 def is_change(rule: str) -> bool:

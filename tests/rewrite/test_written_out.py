@@ -142,8 +142,9 @@ def test_a_loop_written_out_gives_the_same_numbers(fn: Callable[..., Any]) -> No
             assert not any(op.regions for op in one.operations)
             for a, b in zip(jax.tree.leaves(emit(one)(*given)), wanted, strict=True):
                 np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-10)
-        assert changed(graph, {RULE}) == made and is_change(RULE)
-        assert changed(graph, {SHARED}) == shared and is_change(SHARED)
+    # Where a plan is read again, JAX need not have 64-bit types.
+    assert changed(graph, {RULE}) == made and is_change(RULE)
+    assert changed(graph, {SHARED}) == shared and is_change(SHARED)
     assert (shared != made) == (fn in (gradient, computed_again))
     assert {op.source for op in made.operations} <= {
         *(op.source for op in graph.operations),
