@@ -47,9 +47,8 @@ class AxisUse:
     weights_cut: float = 0.0  # share of the weights' bytes
     others_cut: float | None = None  # of what else is state; None where there is none
     gathered: float = 0.0  # share of tensor parallel products whose data is gathered for them
-    early: float = (
-        0.0  # share of data parallel ones whose weights are gathered for all layers at once
-    )
+    early: float = 0.0  # share of data parallel ones whose weights are gathered before their loop
+    stacks: float = 0.0  # and of those that read one slice of a stack that is gathered whole
 
     def __str__(self) -> str:
         where = " and ".join(self.levels)
@@ -83,9 +82,11 @@ class AxisUse:
         if w < _FEW and (o is None or o < _FEW):
             return "state on every device"
         if w > 1 - _FEW and (o is None or o > 1 - _FEW):
-            return "ZeRO-3" + (
-                ", weights of all layers gathered at once" if self.early >= _FEW else ""
+            every = (
+                (self.early, ", weights gathered before their loop"),
+                (self.stacks, ", stacks of weights gathered whole"),
             )
+            return "ZeRO-3" + "".join(words for share, words in every if share >= _FEW)
         if w < _FEW and o is not None and o > 1 - _FEW:
             return "ZeRO-1"
         rest = "" if o is None else f" and {o:.0%} of the other state"
@@ -169,9 +170,12 @@ class _Tally:
     def early(
         self, instance: Instance, cuts: Sequence[Sequence[int]], data: int, axis: int
     ) -> None:
-        """Count a product whose weights were gathered over the axis with those of other rounds."""
+        """Count a product whose weights were gathered over the axis before its loop, or with the
+        whole stack."""
         if self._kind(instance, cuts, data, axis) == "data":
-            self.flops["early"] += instance.weight * instance.signature.whole_flops
+            self.flops["early" if instance.body else "stacks"] += (
+                instance.weight * instance.signature.whole_flops
+            )
 
     @staticmethod
     def _kind(instance: Instance, cuts: Sequence[Sequence[int]], data: int, axis: int) -> str:
@@ -314,6 +318,7 @@ def _use(plan: Plan, a: int, tally: _Tally, sources: _Sources) -> AxisUse:
         cut(others) if others else None,
         tally.gathered,
         tally.share("early") / tally.share("data") if tally.share("data") else 0.0,
+        tally.share("stacks") / tally.share("data") if tally.share("data") else 0.0,
     )
 
 
