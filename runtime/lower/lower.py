@@ -52,7 +52,7 @@ from .order import (
     written_late,
 )
 from .precision import ROUNDING
-from .read_apart import read_apart
+from .read_apart import read_apart, reduced_apart
 from .regions import NOT_FAILED, REGIONS, Stacks
 from .updates import updates, within_products
 
@@ -311,8 +311,11 @@ class LocalBody:
     def anew(self) -> frozenset[tuple[int, int]]:
         """Operands of operations that a compiler is not to know: rows of them are sent that were
         sent before, or kernels are to read them that it would have make them."""
-        apart = read_apart(self.schedule, self.fusing) if self.platform in GPUS else frozenset()
-        return sent_again([*self.together.values()]) | apart
+        found = sent_again([*self.together.values()])
+        if self.platform in GPUS:
+            found |= read_apart(self.schedule, self.fusing)
+            found |= reduced_apart(self.reads, self.makers, self.stored)
+        return found
 
     @cached_property
     def repeats(self) -> dict[int, tuple[int, ...]]:

@@ -10,11 +10,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.sharding import Mesh, PartitionSpec
 
 import tapestry_egg as te
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.plans.plan import Plan
+from tapestry_egg.plans.plan import Change, Plan
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand, signature_of
@@ -157,3 +159,52 @@ def test_one_value_gathered_three_times_at_once_is_sent_three_times() -> None:
     plan = replace(plan, body=replace(plan.body, merged=merged), program=program)
     assert moved(plan) == [("all_gather", 2, 16 * 8 * 4, 1)] * 3
     check(plan, x)
+
+
+def added(x: Any, y: Any, w: Any) -> Any:
+    """Two products, added as they are."""
+    return x @ w + y @ w
+
+
+def added_turned(x: Any, y: Any, w: Any) -> Any:
+    """Two products, added as they are turned."""
+    return (x @ w).T + (y @ w).T
+
+
+@pytest.mark.parametrize("kind", ["all_reduce", "reduce_scatter"])
+@pytest.mark.parametrize(("fn", "dim"), [(added, "i0"), (added_turned, "i1")])
+def test_sums_that_are_sent_apart_are_added_behind_barriers(
+    fn: Callable[..., Any], dim: str, kind: str
+) -> None:
+    """XLA for GPUs would add first, and send once."""
+    arguments = (numbers(16, 8), numbers(16, 8, seed=1), numbers(8, 16, seed=2))
+    program = trace(fn, *arguments)
+    graph, rows = program.graph, (X,) if kind == "reduce_scatter" else ()
+    named = {"dot_general": {"k": (X,)}, "transpose": {"i1": rows}, "add": {dim: rows}}
+    cuts = {k: named[op.kernel] for k, op in enumerate(graph.operations)}
+    lies = (cut((), (X,)), cut((), (X,)), cut((X,), ()))
+    plan = plan_by_hand(graph, MESH, cuts, lies, (cut(rows, ()) if dim == "i0" else cut((), rows),))
+    change = Change(kind, (X,), 0 if rows else None, monoid="sum")
+    copies = {key: (change,) if key[1].partial else c for key, c in plan.body.copies.items()}
+    plan = replace(plan, body=replace(plan.body, copies=copies), program=program)
+    assert [sent for sent, *_ in moved(plan)] == [kind] * 2
+    check(plan, *arguments)
+    assert barred(plan, arguments, "cuda") and not barred(plan, arguments, "cpu")
+
+
+def barred(plan: Plan, arguments: Any, platform: str) -> bool:
+    """Whether barriers alone read what reductions give, each its own."""
+    mapped = jax.shard_map(
+        lower(plan, platform=platform),
+        mesh=Mesh(np.array(jax.devices("cpu")[:8]).reshape(MESH.sizes), MESH.names),
+        in_specs=(PartitionSpec(None, "x"), PartitionSpec(None, "x"), PartitionSpec("x")),
+        out_specs=(PartitionSpec(*("x" if axes else None for axes in plan.body.outputs[0].dims)),),
+        check_vma=False,
+    )
+    (local,) = jax.make_jaxpr(mapped)(*arguments).jaxpr.eqns
+    equations = local.params["jaxpr"].eqns
+    sent = ("psum", "psum_invariant", "reduce_scatter")
+    reduced = {v for e in equations if e.primitive.name in sent for v in e.outvars}
+    readers = [e.primitive.name for e in equations if reduced & {*e.invars}]
+    assert len(reduced) == 2
+    return readers == ["optimization_barrier"] * 2
