@@ -13,13 +13,13 @@ from tapestry_egg.schedule.schedules import Schedule
 
 def read_apart(plan: Schedule, fusing: FusionCosts | None) -> frozenset[tuple[int, int]]:
     """Operands of operations that kernels store, and whose readers are not to make them: sums along
-    columns, which would read too much at once (`schedule/inlining.py`), and what such sums
-    alone compute of an operand."""
+    columns, which would read too much at once, what is reduced of sums that readers compute again
+    (`schedule/inlining.py`), and what such sums alone compute of an operand."""
     if fusing is None:
         return frozenset()
     found = fusion(plan, costs=fusing)
     operands = set[tuple[int, int]]()
-    for u, v in found.apart:
+    for u, v in found.apart | found.behind:
         reading = [u]
         while reading:
             for i, p, w in plan.units[reading.pop()].reads:

@@ -33,7 +33,9 @@ class Fusion:
     let a kernel take the place only of what it reads as that leaves another, not of elements of a
     tuple. Nor does a kernel that goes element by element write over `aliased`: an array into which
     scattered elements were written (`own_arrays.py`). What a unit reads, in memory, and its
-    kernel is not to make, is `apart` from it (`inlining.py`).
+    kernel is not to make, is `apart` from it (`inlining.py`). What is reduced along rows of which
+    sums of few elements are computed in its kernel is `behind` a barrier to units that compute
+    these sums, too: of both XLA makes one kernel else, which reads the sums from memory.
     """
 
     within: tuple[bool, ...]
@@ -41,6 +43,7 @@ class Fusion:
     elements: frozenset[FlatId] = frozenset()
     aliased: frozenset[FlatId] = frozenset()
     apart: frozenset[tuple[int, FlatId]] = frozenset()
+    behind: frozenset[tuple[int, FlatId]] = frozenset()
 
 
 def fusion(schedule: Schedule, epilogues: bool = False, costs: FusionCosts | None = None) -> Fusion:
@@ -103,7 +106,7 @@ class _Fusing:
         ]
         self.multiplying = frozenset(self.multiply)
         self.once = stored_once(self.program)
-        self.few = frozenset(u for u in range(len(self.units)) if self._reduces_few(u))
+        self.few = set[int]()
         self.by_products = read_by_products(schedule, epilogues, self.library_bytes)
         self.estimates: dict[int, KernelEstimate] = {}
 
@@ -119,7 +122,24 @@ class _Fusing:
             leaving = [unit.outputs for unit in self.units if _leaves_a_tuple(unit, *given)]
             elements = elements.union(*leaving)
             inside = scattered_into(self.schedule, self.within)
-        return Fusion(tuple(self.within), tuple(aligned), elements, inside, self._apart())
+        apart, behind = self._apart(), self._behind()
+        return Fusion(tuple(self.within), tuple(aligned), elements, inside, apart, behind)
+
+    def _behind(self) -> frozenset[tuple[int, FlatId]]:
+        """Reductions that compute sums of few elements, each with what is reduced of the same sums:
+        if one of those that do stores as much as the sums, it costs no more to store these."""
+        few: list[frozenset[int]] = []  # by unit, the sums that its kernel computes
+        for unit in self.units:
+            makers = {self.schedule.producer[v] for *_, v in unit.reads}
+            inside = [m for m in makers if m >= 0 and self.within[m]]
+            few.append(frozenset().union(*(few[m] | ({m} & self.few) for m in inside)))
+        found = set[tuple[int, FlatId]]()
+        for u, unit in enumerate(self.units):
+            for v in unit.outputs if few[u] and self._kind(u) == "reduce" else ():
+                again = {r for r in self.readers[v] if few[r] & few[u]}
+                if all(self._kind(r) == "reduce" for r in again):
+                    found |= {(r, v) for r in again}
+        return frozenset(found)
 
     def _apart(self) -> frozenset[tuple[int, FlatId]]:
         """Sums along columns that are not within others, each with a value that a kernel makes
@@ -150,6 +170,8 @@ class _Fusing:
         if self.costs is not None:
             order.sort(key=lambda u: -sum(size[v] for v in self.units[u].outputs))
         for u in order:
+            if self._reduces_few(u):
+                self.few.add(u)
             if not is_view(self.program, self.units[u]) and self._kind(u) in ("loop", "view"):
                 self._try_to_take_in(u)
 
@@ -312,7 +334,7 @@ class _Fusing:
         if self.costs is None or not reduces_few(self.program.instances[self.units[u].root]):
             return False
         types = self.program.types
-        read = sum(types[v].nbytes for v in {v for *_, v in self.units[u].reads})
+        read = sum(types[v].nbytes for v in self.operands[u])
         return read <= types[self.units[u].outputs[0]].nbytes
 
     def _kind(self, u: int) -> str:

@@ -28,7 +28,7 @@ from tapestry_egg.tracing.constants import without_prepared
 from .flatten import FlatProgram, flatten
 from .repeated import repeat_cheap
 from .schedules import Schedule, schedule
-from .traffic import Traffic, scattered_bytes, traffic_of
+from .traffic import Traffic, arithmetic_seconds, scattered_bytes, traffic_of
 from .units import Unit, is_view
 
 
@@ -188,20 +188,19 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
     members = [program.instances[i] for i in unit.members]
     root = members[-1]
     through = traffic.of(unit)
-    if through.is_free(whole=True) or is_view(program, unit):
+    if is_view(program, unit):
         return 0.0
-    made = zip(through.writes, unit.outputs, strict=True)
-    moved = float(sum([share * program.sizes[v] for share, v in made]))
-    for share, (i, p, _) in zip(through.reads, unit.reads, strict=True):
-        signature = program.instances[i].signature
-        moved += share * signature.read_bytes[p]
-        if signature.scattered is not None and signature.scattered.operand == p:
-            moved += scattered_bytes(signature, signature.extents, target)
+    signatures = [m.signature for m in members]
+    extents = [m.extents for m in signatures]
+    if through.is_free(whole=True):
+        shown = traffic.arithmetic(unit, target)
+        inside = arithmetic_seconds(signatures, extents, target) if shown else 0.0
+        return root.weight * shown * inside
+    moved = traffic.moved(unit, target)
     if root.port:
         return root.weight * copying_seconds(moved, through.launches, target)
     moved += taken_through_views(root.signature, unit, root.signature.extents, target)
-    signatures = [m.signature for m in members]
-    return root.weight * priced(signatures, [m.extents for m in signatures], moved, target).seconds
+    return root.weight * priced(signatures, extents, moved, target).seconds
 
 
 @dataclass(frozen=True)

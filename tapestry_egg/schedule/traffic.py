@@ -15,19 +15,23 @@ the greatest element, which two kernels want then, and for the exponentials. And
 of an array, or scatters its elements, does so over the array that it starts from, where a kernel
 made that for it alone or last: nothing else of it moves
 (`HloDataflowAnalysis::GetInPlaceInputOutputPairs`; XLA copies arguments, and what is read later).
+
+A kernel that computes element by element, or adds up, does the arithmetic of all units in it while
+it reads and writes memory. What takes longer than that is told of these units (`arithmetic`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from tapestry_egg.graph.arrays import kind
 from tapestry_egg.graph.ids import FlatId, InstanceId
 from tapestry_egg.machine.compiler_choices import FusionCosts
+from tapestry_egg.machine.costs import like_roofline
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.signature import OperationSignature, evaluate
 
 from .flatten import Instance
 from .inlining import fusion, is_a_compiler_s_product, moves_last, read_as
@@ -107,12 +111,90 @@ class Traffic:
         once = lives.turned_parts.union(*(lives.turned_copies[v].values for v in looped))
         reads = turned_reads(schedule, self._inside, once)
         self._turned = turned_operands(reads) if self._slices else frozenset()
+        self._shown: tuple[Target, Mapping[tuple[InstanceId, ...], float]] | None = None
 
     def of(self, unit: Unit) -> UnitTraffic:
         """The traffic of a unit; of a part of one, that of a kernel of its own."""
         return self._of_members.get(unit.members) or UnitTraffic(
             (1.0,) * len(unit.reads), (1.0,) * len(unit.outputs)
         )
+
+    def moved(self, unit: Unit, target: Target) -> float:
+        """Bytes that a unit's kernel reads and writes of memory on one device."""
+        through = self.of(unit)
+        made = zip(through.writes, unit.outputs, strict=True)
+        moved = float(sum([share * self._program.sizes[v] for share, v in made]))
+        for share, (i, p, _) in zip(through.reads, unit.reads, strict=True):
+            signature = self._program.instances[i].signature
+            moved += share * signature.read_bytes[p]
+            if signature.scattered is not None and signature.scattered.operand == p:
+                moved += scattered_bytes(signature, signature.extents, target)
+        return moved
+
+    def arithmetic(self, unit: Unit, target: Target) -> float:
+        """The share of the arithmetic of a unit in others' kernels that these do not do while they
+        read and write memory, by what they take on one device: more than 1 where several do it.
+        Nothing of a sum of rows, which is a kernel of its own in other layouts."""
+        if self._shown is None or self._shown[0] is not target:
+            self._shown = target, self._not_hidden(target) if self._fuses else {}
+        return self._shown[1].get(unit.members, 0.0)
+
+    def _not_hidden(self, target: Target) -> Mapping[tuple[InstanceId, ...], float]:
+        units, instances = self._schedule.units, self._program.instances
+        own, most = [0.0] * len(units), [0.0] * len(units)  # most: with all that is in it
+        found: dict[int, float] = {}
+        for u, unit in enumerate(units):
+            root = instances[unit.root]
+            if root.port or not self._computes(u):
+                continue
+            members = [instances[i].signature for i in unit.members]
+            extents = [m.extents for m in members]
+            own[u] = 0.0 if self._is_view(unit) else arithmetic_seconds(members, extents, target)
+            beside = self._shared.get(u, {})  # another kernel has computed that
+            makers = {self._schedule.producer[v] for *_, v in unit.reads if v not in beside}
+            inside = {k for k in makers if k >= 0 and self._runs_inside(k)}
+            most[u] = own[u] + sum([most[k] for k in inside])
+            if self._runs_inside(u) or self.of(unit).within or most[u] == own[u]:
+                continue
+            memory = self.moved(unit, target) / target.hbm_bytes_per_second
+            if most[u] <= memory:
+                continue
+            parts = self._parts_inside(u)
+            done = own[u] + sum([part * own[k] for k, part in parts.items() if self._in_rows[k]])
+            parts = {k: part for k, part in parts.items() if not self._in_rows[k]}
+            total = sum([part * own[k] for k, part in parts.items()])
+            shown = max(0.0, done + total - max(done, memory)) / total if total else 0.0
+            for k, part in parts.items():
+                often = root.weight / (instances[units[k].root].weight or 1.0)
+                found[k] = found.get(k, 0.0) + shown * part * often
+        return {units[k].members: share for k, share in found.items() if share}
+
+    def _computes(self, u: int) -> bool:
+        """Whether a unit is, or would be, a kernel that takes others in."""
+        return self._kind(self._schedule.units[u]) != "kernel"
+
+    def _runs_inside(self, u: int) -> bool:
+        """Whether those that read what a unit makes compute it, or show it otherwise."""
+        if self._program.instances[self._schedule.units[u].root].port:
+            return False
+        return self._inside[u] or self._in_rows[u] or self._is_view(self._schedule.units[u])
+
+    def _parts_inside(self, u: int) -> dict[int, float]:
+        """The units that the kernel of unit u computes, each with the part that it does of it."""
+        parts, stack = dict[int, float](), [(u, 1.0)]
+        while stack:
+            reader, part = stack.pop()
+            for i, p, v in self._schedule.units[reader].reads:
+                k = self._schedule.producer[v]
+                if k < 0 or not self._runs_inside(k) or v in self._shared.get(reader, {}):
+                    continue
+                whole = self._program.sizes[v]
+                read = self._program.instances[i].signature.read_bytes[p]
+                share = part * min(1.0, read / whole if whole else 1.0)
+                if share > parts.get(k, 0.0):
+                    parts[k] = share
+                    stack.append((k, share))
+        return parts
 
     def shared(self, u: int) -> tuple[Shared, ...]:
         """What unit u reads in the kernel of another one that reads the same."""
@@ -486,6 +568,7 @@ class Traffic:
             and not (self._breaks_rows(u, size) or self._breaks_rows(k, size))
             and len(self._schedule.units[k].outputs) == 1
             and rows <= self._read(self._schedule.units[k])
+            and not any((k, v) in self._fusion.behind for v in unit.outputs)
             for k in kernels
         )
 
@@ -573,6 +656,19 @@ class Traffic:
     def _kind(self, unit: Unit) -> str:
         """What compilers make of a unit's last operation; ports are views."""
         return self._program.instances[unit.root].signature.fusion
+
+
+def arithmetic_seconds(
+    members: Sequence[OperationSignature], extents: Sequence[tuple[int, ...]], target: Target
+) -> float:
+    """What the arithmetic of a unit that multiplies no matrices takes on a device to which its
+    operations leave these extents of their index spaces."""
+    root = members[-1]
+    flops = float(sum([evaluate(m.flops, own) for m, own in zip(members, extents, strict=True)]))
+    dtype = root.output_types[0].dtype if root.output_types else "float32"
+    spilled = root.spilled_in(extents[-1])
+    work = like_roofline(root.kernel, root.measured, flops, dtype, target, False, spilled)
+    return float(work) / target.rate(dtype, False)
 
 
 def scattered_bytes(

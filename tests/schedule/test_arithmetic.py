@@ -1,0 +1,98 @@
+"""Kernels take no less time than the arithmetic of all that runs in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import tapestry_egg as te
+from tapestry_egg.machine.target import load_target
+from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime.lower.lower import lower
+from tapestry_egg.runtime.measure.hlo import hlo_stats
+from tapestry_egg.schedule.traffic import Traffic
+from tests.schedule.test_lifetimes import h100s, made_by, scheduled
+
+N = 16384
+POINTS = jax.ShapeDtypeStruct((N, 3), jnp.float32)
+MASSES = jax.ShapeDtypeStruct((N,), jnp.float32)
+H100 = load_target("h100:1")
+RATE = H100.rate("float32", False)
+
+
+def distances(p: jax.Array, m: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.exp(-jnp.sum((p[None] - p[:, None]) ** 2, -1)), 1)
+
+
+def products(p: jax.Array, m: jax.Array) -> jax.Array:
+    return jnp.sum(jnp.exp(p @ p.T), 1)
+
+
+def softmax(p: jax.Array, m: jax.Array) -> jax.Array:
+    return jax.nn.softmax(p @ p.T, -1) @ m
+
+
+def smoothed(x: jax.Array) -> jax.Array:
+    """One array read, one written, few flops in between."""
+    return jnp.tanh(x) * 2.0 + 1.0
+
+
+def fastest(fn: Callable[..., Any], target: str) -> Plan:
+    program = te.trace(fn, POINTS, MASSES)
+    return te.optimize(program, target, settings=te.Settings(front=False)).best("seconds")
+
+
+@pytest.mark.parametrize("target", ["h100:1", "h100:8"])
+@pytest.mark.parametrize("fn", [distances, products, softmax])
+def test_sums_over_pairs_take_as_long_as_their_arithmetic(
+    fn: Callable[..., Any], target: str
+) -> None:
+    """No pair is stored, and little is read: the flops of every device are what takes long."""
+    plan = fastest(fn, target)
+    assert plan.costs.peak_bytes < 4 * N * N / 8  # the pairs of one of eight devices
+    assert plan.costs.seconds > plan.costs.flops / RATE
+
+
+@pytest.mark.parametrize("sums", [1, 2])
+def test_what_two_kernels_compute_counts_for_each(sums: int) -> None:
+    """The sum of each row is a kernel, and what that is taken off is summed by another one."""
+
+    def fn(p: jax.Array, m: jax.Array) -> jax.Array:
+        pairs = jnp.sum(p[:, None] * p, -1)
+        found = jnp.sum(pairs, 1)
+        return found if sums == 1 else jnp.sum(jnp.abs(pairs - found[:, None]), 1)
+
+    plan = scheduled(fn, POINTS, MASSES)
+    u, _ = made_by(plan, "reduce_sum")
+    times = Traffic(plan, H100).arithmetic(plan.units[u], H100)
+    assert times == pytest.approx(sums, rel=0.1)
+
+
+@pytest.mark.parametrize("size", [64, 1 << 24])
+def test_arithmetic_that_memory_hides_takes_nothing(size: int) -> None:
+    plan = scheduled(smoothed, jax.ShapeDtypeStruct((size,), jnp.float32))
+    traffic = Traffic(plan, H100)
+    assert not any(traffic.arithmetic(unit, H100) for unit in plan.units)
+
+
+def test_lowering_keeps_what_pairs_are_summed_to_out_of_memory() -> None:
+    """XLA would make one kernel of a softmax, which reads its rows from memory."""
+    plan = fastest(softmax, "h100:1")
+    told = [
+        str(jax.make_jaxpr(lower(plan, platform=platform))(POINTS, MASSES))
+        for platform in ("cuda", "cpu")
+    ]
+    (greatest,) = re.findall(r"(\w+):\S+ = reduce_max", told[0])
+    assert re.search(rf"optimization_barrier {greatest}\b", told[0])
+    assert "optimization_barrier" not in told[1]
+
+
+def test_xla_for_h100_does_so() -> None:
+    plan = fastest(softmax, "h100:1")
+    compiled = hlo_stats(te.compile(plan, h100s()[:1]).compile())
+    assert compiled.peak_bytes < 4 * N * N / 8
