@@ -127,8 +127,8 @@ class LocalBody:
 
     @cached_property
     def ties(self) -> dict[int, Tie]:
-        given = self.body, self.reads, self.mesh, self.sources, self.schedule, self.beside
-        return ties(*given, rounds=self.platform in ROUNDING)
+        given = self.body, self.reads, self.mesh, self.sources, self.schedule, self.stored
+        return ties(*given, self.beside, rounds=self.platform in ROUNDING)
 
     @cached_property
     def waited_for(self) -> frozenset[int]:

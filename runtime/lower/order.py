@@ -78,16 +78,18 @@ def ties(
     mesh: MeshShape,
     sources: Mapping[int, Sequence[int]],
     schedule: Schedule,
+    stored: frozenset[int],
     beside: bool = False,
     rounds: bool = False,
 ) -> dict[int, Tie]:
     """The ties of a body, by the operation that they precede; `reads` as `fetches` gives them,
     `schedule` is that of the body's graph, `sources` of values that are computed on the fly are
-    what they are computed from. With `beside` collectives run beside kernels."""
+    what they are computed from, `stored` those that are in memory as they are: a barrier on others
+    would have them stored. With `beside` collectives run beside kernels."""
     graph, program = body.graph, schedule.program
     units = sorted(schedule.units, key=lambda unit: unit.root)
     kernels = _made_by(program, units, ("kernel",))
-    solid = kernels | _made_by(program, units, ("reduce",))
+    solid = kernels | (_made_by(program, units, ("reduce",)) & stored)
     if rounds:
         solid |= rounded_by_kernels(graph, kernels.difference(graph.inputs))
     by_kernels = solid.difference(graph.inputs)
