@@ -126,8 +126,9 @@ class _Fusing:
         return Fusion(tuple(self.within), tuple(aligned), elements, inside, apart, behind)
 
     def _behind(self) -> frozenset[tuple[int, FlatId]]:
-        """Reductions that compute sums of few elements, each with what is reduced of the same sums:
-        if one of those that do stores as much as the sums, it costs no more to store these."""
+        """Units that compute sums of few elements, each with what is reduced of the same sums: if
+        one of those that do stores as much as the sums, it costs no more to store these."""
+        size = self.program.sizes
         few: list[frozenset[int]] = []  # by unit, the sums that its kernel computes
         for unit in self.units:
             makers = {self.schedule.producer[v] for *_, v in unit.reads}
@@ -137,7 +138,8 @@ class _Fusing:
         for u, unit in enumerate(self.units):
             for v in unit.outputs if few[u] and self._kind(u) == "reduce" else ():
                 again = {r for r in self.readers[v] if few[r] & few[u]}
-                if all(self._kind(r) == "reduce" for r in again):
+                least = min(size[self.units[m].outputs[0]] for m in few[u])
+                if all(sum(size[w] for w in self.units[r].outputs) < least for r in again):
                     found |= {(r, v) for r in again}
         return frozenset(found)
 
