@@ -129,7 +129,7 @@ def test_jit_keeps_the_users_words(kind: AxisType) -> None:
 
     with jax.set_mesh(mesh):
         wanted = jax.jit(step)(w, x)
-        run = te.jit(step, donate_argnums=0, cache=False)
+        run = te.jit(step, donate_argnums=0, cache=False, settings=QUICK)
         again = jax.tree.map(jnp.copy, w)
         got = run(again, x)
         plan = run.plan(w, x)
@@ -142,7 +142,7 @@ def test_jit_keeps_the_users_words(kind: AxisType) -> None:
         front = run.front(w, x)
         more = run(got[0], x)  # fed back: no new plan
         assert run.plan(more[0], x) is plan or run.front(more[0], x) is front
-        free = te.jit(step, mesh=mesh, arguments="free", cache=False)
+        free = te.jit(step, mesh=mesh, arguments="free", cache=False, settings=QUICK)
         assert free.plan(w, x).costs.seconds <= plan.costs.seconds
     with pytest.raises(te.TapestryError, match="pinned"):
         te.jit(step, arguments="anywhere")  # type: ignore[arg-type]
@@ -159,7 +159,7 @@ def test_parameters_born_in_a_plans_layouts_on_an_explicit_mesh_are_taken_there(
 
     wanted = jax.jit(step)(jax.jit(step)(W, X), X)
     with jax.set_mesh(mesh):
-        run = te.jit(step, mesh=mesh, cache=False)
+        run = te.jit(step, mesh=mesh, cache=False, settings=QUICK)
         cut = {"down": P("model"), "up": P(None, "model")}
         w = jax.device_put(W, cut)
         with pytest.raises(Exception, match="ambiguous how the output should be sharded"):
@@ -175,7 +175,7 @@ def test_parameters_born_in_a_plans_layouts_on_an_explicit_mesh_are_taken_there(
                 k: jax.ShapeDtypeStruct(W[k].shape, W[k].dtype, sharding=NamedSharding(abstract, s))
                 for k, s in cut.items()
             }
-            plan = te.jit(step, mesh=mesh, cache=False).plan(shapes, X)
+            plan = te.jit(step, mesh=mesh, cache=False, settings=QUICK).plan(shapes, X)
             assert plan.in_shardings[:2] == (Layout(((1,), ())), Layout(((), (1,))))
 
 

@@ -386,7 +386,8 @@ def test_kernels_whose_operands_are_there_send_their_rows_together() -> None:
     h = 1 + 0.1 * normal(256, 64)
     pins = {f: ("x", None) for f in ("[0]", *[f"result[0][{k}]" for k in range(3)])}
     kinds = ("seconds", "wire_bytes")
-    front = te.optimize(te.trace(shallow, h), "cpu:8", kinds, mesh_shapes=[ROWS], pins=pins)
+    asked: Any = {"mesh_shapes": [ROWS], "pins": pins, "settings": QUICK}
+    front = te.optimize(te.trace(shallow, h), "cpu:8", kinds, **asked)
     plan = front.best("wire_bytes")
     run = as_planned(plan, (h,), shallow(h))
     sent = [c for c in plan.collectives if c.kind == "permute"]
