@@ -27,7 +27,7 @@ from tapestry_egg.printable import printable
 from tapestry_egg.rules.language.book import load_book
 
 X = np.ones(8, np.float32)
-QUICK = Settings(work=0.2, workers=1)
+QUICK = Settings(work=0.1, workers=1, recompute=0, forms=0)
 
 
 def double(x: jax.Array) -> jax.Array:

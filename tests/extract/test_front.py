@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models import gpt2
 from tapestry_egg.errors import ExtractError
 from tapestry_egg.extract.certify.certificate import certify, recompute
 from tapestry_egg.extract.certify.legality import check_strategy
@@ -209,26 +208,6 @@ def test_front_of_one_block_is_exact_within_its_gaps() -> None:
         )
     assert front[0].costs.seconds <= exact(problem, float("inf")) * (1 + front[0].gap + 1e-5)
     assert exact(problem, peaks[0] * 0.5) > front[-1].costs.seconds
-
-
-@pytest.mark.long
-@pytest.mark.slow
-def test_front_of_a_one_block_gpt_is_exact_within_its_gaps() -> None:
-    """The whole train step, attention, normalisation and adamw included."""
-    config = gpt2.config("demo", layers=1)
-    program = trace(gpt2.step, *gpt2.abstract(config), donate_argnums=(0, 1))
-    target, mesh = load_target("h100:4"), MeshShape(("x",), (4,))
-    plan = scheduled(program)
-    found = saturate(encode(plan.program, mesh), load_books(RULES))
-    problem = assemble(unit_choices(plan, found, mesh, target)).problem
-    front = front_of(program, "h100:4", (4,), work=40.0)
-    peaks = sorted({p.costs.peak_bytes for p in front})
-    for peak in (peaks[0], peaks[len(peaks) // 2], peaks[-1]):
-        least = exact(problem, float(peak))
-        best = front.best("seconds", {"peak_bytes": peak})
-        assert least * (1 - 1e-5) <= best.costs.seconds <= least * (1 + best.gap + 1e-5)
-        assert best.bound <= least * (1 + 1e-5)
-        assert best.gap <= 0.05
 
 
 # The certificate

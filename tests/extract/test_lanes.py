@@ -17,7 +17,7 @@ from tapestry_egg.pipeline.settings import Settings
 
 pytestmark = pytest.mark.slow
 
-BRIEF = Settings(work=0.3, workers=1, recompute=0)
+BRIEF = Settings(work=0.1, workers=1, recompute=0, forms=0)
 
 
 @pytest.fixture(

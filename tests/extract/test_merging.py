@@ -453,19 +453,6 @@ def candidates_of(plan: Plan, target: Target = H100) -> Candidates:
     return Candidates(walk)
 
 
-def test_what_is_told_of_cuts_is_what_plans_have(plans: list[Plan]) -> None:
-    cuts = 0
-    for plan in plans:
-        found = candidates_of(plan)
-        alone = counted(plan, ())[1]
-        for which in WHICH:
-            groups, saved = found.groups(which, waits=False)
-            cost = counted(plan, groups)[1]
-            assert cost.seconds == pytest.approx(alone.seconds - saved, rel=1e-9)
-            cuts += bool(groups)
-    assert cuts > 5
-
-
 def test_who_reads_gathered_copies_comes_later_only_where_that_is_asked_for(
     plans: list[Plan], later: list[Plan]
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.reference.executor import execute
 
-QUICK = Settings(work=0.3)
+QUICK = Settings(work=0.1, recompute=0, forms=0)
 MESH = MeshShape(("x", "y"), (2, 4))
 
 
@@ -262,14 +263,14 @@ def test_a_plan_makes_the_value_so_and_runs() -> None:
         program,
         "cpu:8",
         pins={f"%{up}": (None, ("x", "y")), "result": ("x",)},
-        settings=te.Settings(work=0.5, workers=1, front=False),
+        settings=replace(QUICK, front=False),
     )
     plan = front.best()
     asked = [op.outputs[0] for op in plan.graph.operations if op.kernel == "sharding_constraint"]
     assert [plan.tensor(f"%{v}").layout for v in asked] == ["[., x·y]", "[x, .]"]
     np.testing.assert_allclose(te.compile(plan)(w, x), mlp(w, x), rtol=1e-5)
-    free = te.optimize(program, "cpu:8", settings=te.Settings(work=0.5, workers=1)).best()
-    answer = free.why_not({"result": (None, "x")}, settings=te.Settings(work=0.5, front=False))
+    free = te.optimize(program, "cpu:8", settings=QUICK).best()
+    answer = free.why_not({"result": (None, "x")}, settings=replace(QUICK, front=False))
     assert answer.difference is not None or answer.refused == "it does"
     assert any("makes it" in m.means for m in answer.means)
 
@@ -368,7 +369,7 @@ def test_a_plan_of_pins_inside_takes_its_function_traced_again(tmp_path: Path) -
         te.trace(step_with_values, *given),
         "cpu:2",
         pins={f"%{dot}": (None, "x"), f"{LOOP}/%{sine.outputs[0]}": ("x",), "result['last']": ()},
-        settings=te.Settings(work=0.2),
+        settings=QUICK,
     )
     te.save(front.best(), tmp_path / "plan.json")
     plan = te.load(tmp_path / "plan.json")

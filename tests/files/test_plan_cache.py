@@ -27,7 +27,7 @@ from tapestry_egg.pipeline.jit.planning import plan_once
 from tapestry_egg.pipeline.settings import Settings
 from tapestry_egg.rules.language.book import load_book
 
-QUICK = Settings(work=0.3, workers=1)
+QUICK = Settings(work=0.1, workers=1, recompute=0, forms=0)
 TARGET = load_target("cpu:4")
 X = jnp.ones((16, 8))
 

@@ -36,7 +36,9 @@ def program() -> te.Program:
 @pytest.fixture(scope="module")
 def front() -> Front:
     """A front of a program with an object of this process, and with shardings of the user's own."""
-    found = te.optimize(program(), "cpu:4", settings=Settings(work=0.3, workers=1))
+    found = te.optimize(
+        program(), "cpu:4", settings=Settings(work=0.1, forms=0, recompute=0, workers=1)
+    )
     return replace(found, original=replace(found.plans[0], name="given"))
 
 

@@ -20,11 +20,9 @@ from tapestry_egg.errors import GraphError
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.files.files import load, load_sharded
 from tapestry_egg.loom import from_loom, loom_from_json, loom_to_json, to_loom, write_loom
-from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
 from tapestry_egg.tracing.graph_documents import graph_document
 from tapestry_egg.tracing.trace import Program, trace
-from tapestry_egg.zspace import ZRange
 from tests.loom.loom_graphs import (
     add_with_mask,
     linear_relu,
@@ -120,6 +118,10 @@ def test_the_same_fronts_are_found(files: Path, capsys: pytest.CaptureFixture[st
     counted = capsys.readouterr().out
     assert tapestry("census", files / "g.loom.json", "--json") == 0
     assert capsys.readouterr().out == counted
+    # Plans are not Loom.
+    assert tapestry("show", files / "out" / "g.front.json", "--loom") == 1
+    assert "holds plans; Loom has graphs" in capsys.readouterr().err
+    assert tapestry("show", files / "g.json", "--loom", "--json") == 2
 
 
 # ---- printed -----------------------------------------------------------------------------------
@@ -157,16 +159,6 @@ def test_shards_asked_for_are_printed_kept_and_drawn(
     assert cut != whole
 
 
-@pytest.mark.slow
-def test_plans_are_not_loom(files: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert tapestry("optimize", files / "g.json", "-t", "cpu:2", "--work", 1, "-q", "-j", 1,
-                    "-o", files / "one") == 0  # fmt: skip
-    capsys.readouterr()
-    assert tapestry("show", files / "one" / "g.front.json", "--loom") == 1
-    assert "holds plans; Loom has graphs" in capsys.readouterr().err
-    assert tapestry("show", files / "g.json", "--loom", "--json") == 2
-
-
 # ---- graphs of others --------------------------------------------------------------------------
 
 
@@ -189,18 +181,6 @@ def test_graphs_of_others_are_shown_and_counted(
     assert isinstance(again, Program)
     assert [op.kernel for op in again.graph.operations] == kernels
     assert len(again.in_tree["tuple"][0]["tuple"]) == len(again.graph.inputs)
-
-
-def test_a_known_kernel_of_others_is_planned(tmp_path: Path) -> None:
-    """The addition of two shards, under our name for it; the second tensor lies elsewhere."""
-    document = sharded_add()
-    document["nodes"][3]["body"]["kernel"] = "add"
-    (tmp_path / "add.json").write_text(json.dumps(document))
-    program, covers = load_sharded(tmp_path / "add.json")
-    assert isinstance(program, Program)
-    assert covers == {(0,): ZRange.from_shape((10, 5)).split(0, 5)}
-    front = te.optimize(program, "cpu:2", settings=Settings(work=1, workers=1))
-    assert front.plans and [s.kernel for s in front.plans[0].graph.operations] == ["add"]
 
 
 # ---- faults ------------------------------------------------------------------------------------

@@ -173,13 +173,6 @@ def test_patterns(pattern: str, shape: tuple[int, ...], want: dict[str, Any] | N
     assert want is None or names == want
 
 
-def test_a_name_has_one_value_in_all_patterns() -> None:
-    names: dict[str, Any] = {}
-    assert Pattern("[$b..., $n, $k]").match((2, 3, 4), names)
-    assert Pattern("[$b..., $k, $m]").match((2, 4, 5), names)
-    assert not Pattern("[$b..., $k]").match((2, 3), names)
-
-
 @pytest.mark.parametrize(("text", "column"), [("[$a..., $b...]", 9), ("[$a, 1 + 2]", 8), ("$a", 1)])
 def test_malformed_patterns(text: str, column: int) -> None:
     with pytest.raises(TemplateError) as caught:

@@ -75,13 +75,6 @@ def test_shards_give_what_the_whole_gives(kernel: str) -> None:
     check()
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("kernel", [k for k in CASES if FAMILY[k] != "elementwise"])
-def test_shards_give_what_the_whole_gives_at_length(kernel: str) -> None:
-    for seed in range(40):
-        covered(kernel, seed)
-
-
 def test_every_kernel_has_a_reference() -> None:
     own = {  # of files that other tests read
         kernel
@@ -351,12 +344,6 @@ def check_whole(apps: Sequence[Application]) -> None:
 )
 def test_references_give_what_jax_gives(family: str) -> None:
     check_whole(drawn(family, range(1 if family in ("elementwise", "random") else 2)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("family", FAMILIES)
-def test_references_give_what_jax_gives_at_length(family: str) -> None:
-    check_whole(drawn(family, range(100, 102 if family in ("elementwise", "random") else 108)))
 
 
 def on_a_block(

@@ -20,7 +20,7 @@ from tapestry_egg.runtime import compare, planned_collectives
 
 Array = Any
 P = jax.sharding.PartitionSpec
-QUICK = Settings(work=1.0, recompute=0, forms=0)
+QUICK = Settings(work=0.3, recompute=0, forms=0)
 DEVICES = 8
 
 

@@ -20,7 +20,6 @@ from tapestry_egg.rewrite.streams.streamed import streams_of
 from tapestry_egg.rewrite.terms.explore import explore
 from tapestry_egg.rewrite.terms.rebuild import as_written, rebuild
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS, PROGRAM_RULESETS, RuleBook, load_books
-from tapestry_egg.runtime.measure.hlo import hlo_stats
 from tapestry_egg.schedule.one_device import program_seconds
 from tests.rewrite.equal_forms import (
     BIG,
@@ -30,7 +29,6 @@ from tests.rewrite.equal_forms import (
     data,
     f32,
     forced,
-    front_of,
     graph_of,
     kernels,
     run,
@@ -170,41 +168,6 @@ def test_weakly_typed_factors_are_no_others_than_strongly_typed_ones() -> None:
 
 
 # Plans
-
-NARROW = (struct(511, 65536), struct(65536, 5), struct(65536, 5))
-
-
-def plans_without(*rules: str) -> Any:
-    books = [
-        b.without(*(r for r in rules if r in {x.name for x in b.rules}))
-        for b in load_books(("sharding", "collectives", "algebra", "fusion"))
-    ]
-    return front_of(two, NARROW, books=books)
-
-
-def reductions(plan: Any) -> list[tuple[str, int]]:
-    return [(c.kind, c.count) for c in plan.collectives]
-
-
-@pytest.mark.slow
-def test_a_sum_of_products_is_reduced_once_without_the_rule_and_with_it() -> None:
-    other = tuple(r.name for b in BOOKS for r in b.rules if r.name != "order-of-siblings")
-    plain = plans_without(*other).best("seconds")
-    assert plain.rules == () and kernels(plain.graph).count("dot_general") == 2
-    assert reductions(plain) == [("all_reduce", 1)], "partial sums pass through the addition"
-    twice = plans_without(*other, "pass-partial-values-through").best("seconds")
-    assert sum(n for _, n in reductions(twice)) == 2
-    summed = plans_without().best("seconds")
-    assert "sum-of-contractions-rhs" in summed.rules
-    assert kernels(summed.graph).count("dot_general") == 1
-    assert reductions(summed) == [("all_reduce", 1)]
-    assert summed.costs.seconds < plain.costs.seconds < twice.costs.seconds
-    compiled = te.compile(summed, jax.devices()[:8])
-    inputs = data(summed.graph)
-    np.testing.assert_allclose(
-        np.asarray(compiled(*inputs)), two(*map(jnp.asarray, inputs)), rtol=1e-3, atol=5e-2
-    )
-    assert hlo_stats(compiled.compile()).by_kind() == {("all_reduce", 8): 511 * 5 * 4}
 
 
 @pytest.mark.slow

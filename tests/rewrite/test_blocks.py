@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import combinations
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,10 +12,8 @@ import numpy as np
 import optax
 import pytest
 
-import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import BlockGraph, verify_graph
 from tapestry_egg.machine.target import load_target
-from tapestry_egg.pipeline import Settings
 from tapestry_egg.rewrite import fused_forms
 from tapestry_egg.rewrite.form import Form
 from tapestry_egg.rewrite.recomputation.checkpoints import peak_alone
@@ -261,20 +258,3 @@ def test_what_needs_all_rows_at_once_stays() -> None:
     for function in (kept, together):
         graph = trace(function, *arguments(jnp.float32)).graph
         assert blocks.with_blocks(graph) is graph
-
-
-@pytest.mark.slow
-def test_a_plan_holds_less_and_gives_the_numbers(tmp_path: Path) -> None:
-    """On eight devices; and from disk, where the loop is made again."""
-    shapes = arguments(jnp.float32, 512, 8192)
-    program = te.trace(step(integers), *shapes)
-    settings = Settings(work=0.3, max_axes=1)
-    front = te.optimize(program, target="cpu:8", settings=settings)
-    plans = [p for p in front.plans if blocks.RULE in p.rules]
-    assert plans
-    xs = draw(shapes, below=8192)
-    got = te.compile(plans[-1], jax.devices()[:8])(*xs)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(program(*xs)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=2e-4, atol=1e-6)
-    front.save(tmp_path / "front")
-    assert [p.costs for p in te.load(tmp_path / "front").plans] == [p.costs for p in front.plans]

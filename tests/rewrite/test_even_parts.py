@@ -357,7 +357,7 @@ def checked(seed: int) -> int:
 
 
 @pytest.mark.slow
-@settings(max_examples=3, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**32 - 1))
 def test_programs_of_windows_give_their_numbers_with_more_rows(seed: int) -> None:
     with jax.enable_x64(True), warnings.catch_warnings(), np.errstate(all="ignore"):

@@ -293,57 +293,6 @@ def test_gradients_of_sums_of_shifts_have_plans(mode: str) -> None:
     np.testing.assert_allclose(found, jax.grad(loss)(x), atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["next token", "token shift", "written", "steps"])
-def test_plans_take_what_those_of_the_twin_take(name: str) -> None:
-    """Programs of which the twin moves rows by one operation, on extents that matter."""
-    rows = ("x",), None
-
-    def guess(x: Array, t: Array, late: bool) -> Array:
-        if not late:
-            p = jnp.take_along_axis(jax.nn.log_softmax(x[:-1]), t[1:, None], -1)
-            return -jnp.mean(p)
-        t = lax.pad(t, jnp.int32(0), [(-1, 1, 0)])
-        p = jnp.take_along_axis(jax.nn.log_softmax(x), t[:, None], -1)[:, 0]
-        return -jnp.sum(jnp.where(jnp.arange(x.shape[0]) < x.shape[0] - 1, p, 0)) / (x.shape[0] - 1)
-
-    def flow(x: Array, back: bool) -> Array:
-        zero = jnp.float32(0)
-        if back:
-            return x + lax.pad(x, zero, [(1, -1, 0), (0, 0, 0)])
-        return x + jnp.pad(x[:-1], [(1, 0), (0, 0)])
-
-    def inside(x: Array, whole: bool) -> Array:
-        if not whole:
-            return x.at[1:-1].set(x[2:] - x[:-2])
-        zero, place = jnp.float32(0), jnp.arange(x.shape[0])[:, None]
-        both = [lax.pad(x, zero, [(c, -c, 0), (0, 0, 0)]) for c in (-1, 1)]
-        return jnp.where((place > 0) & (place < x.shape[0] - 1), both[0] - both[1], x)
-
-    tall = jax.ShapeDtypeStruct((1 << 18, 256), jnp.float32)
-    numbers = jax.ShapeDtypeStruct((1 << 18,), jnp.int32)
-    of: dict[str, tuple[Function, tuple[Any, ...]]] = {
-        "next token": (guess, (tall, numbers)),
-        "token shift": (flow, (tall,)),
-        "written": (inside, (tall,)),
-        "steps": (lambda x, how: looped(lambda x: flow(x, how))(x), (tall,)),
-    }
-    function, arguments = of[name]
-    taken = []
-    for how in (False, True):
-        program = te.trace(lambda *a, how=how: function(*a, how), *arguments)
-        front = te.optimize(
-            program,
-            "h100:8",
-            objectives=("seconds",),
-            mesh=MeshShape(("x",), (8,)),
-            pins={"[0]": rows},
-            settings=Settings(work=1.0, recompute=0, forms=0),
-        )
-        taken.append(front.best("seconds").costs.seconds)
-    assert taken[0] <= 1.05 * taken[1]
-
-
 def probed(x: Array) -> Array:
     """A field that is watched at a place while it changes."""
 

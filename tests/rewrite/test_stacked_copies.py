@@ -353,26 +353,12 @@ def test_copies_in_a_body_are_stacked_there(body: str) -> None:
     assert "stack" not in [op.kernel for op in made.walk()]
 
 
-def test_sums_of_some_copies_read_slices() -> None:
-    def step(w: Array, x: Array) -> Array:
-        ys = [x @ w[i] @ w[i] for i in range(6)]
-        return ys[0] + ys[1] + ys[4] * ys[2] + ys[1]
-
-    _, made = stacked(step, drawn(6, 8, 8), drawn(8, 8))
-    assert count(made) == 2
-
-
 def experts(x: Array, gates: Array, up: Array, down: Array) -> Array:
     """A mixture of experts that all see all tokens, in a loop."""
     y: Any = 0
     for i in range(up.shape[0]):
         y = y + gates[:, i : i + 1] * (jax.nn.gelu(x @ up[i]) @ down[i])
     return y
-
-
-def experts_at_once(x: Array, gates: Array, up: Array, down: Array) -> Array:
-    h = jax.nn.gelu(jnp.einsum("nd,edf->enf", x, up))
-    return jnp.einsum("enf,efd,ne->nd", h, down, gates)
 
 
 @pytest.mark.parametrize("copies", [4, 5, 8])
@@ -385,22 +371,6 @@ def test_gradients_of_experts_are_made_at_once(copies: int) -> None:
     _, made = stacked(jax.grad(loss, argnums=(0, 1, 2, 3)), *arguments)
     assert count(made) == 6
     assert {"slice", "pad", "stack", "concatenate"}.isdisjoint(kernels(made))
-
-
-@pytest.mark.slow
-def test_experts_in_a_loop_take_as_long_as_at_once() -> None:
-    shapes = (8192, 1024), (8192, 8), (8, 1024, 4096), (8, 4096, 1024)
-    arguments = [jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in shapes]
-
-    def loss(function: Callable[..., Array]) -> Callable[..., Any]:
-        return jax.grad(lambda *a: function(*a).astype(jnp.float32).var(), argnums=(0, 1, 2, 3))
-
-    for change in (lambda f: f, loss):
-        loop, at_once = (
-            te.optimize(te.trace(change(f), *arguments), "h100:8", settings=Settings(work=0.5))
-            for f in (experts, experts_at_once)
-        )
-        assert loop.plans[0].costs.seconds <= 1.1 * at_once.plans[0].costs.seconds
 
 
 @settings(max_examples=25, deadline=None)
@@ -558,11 +528,10 @@ def test_devices_turn_whole_weights() -> None:
     assert others.plans[0].costs.seconds > 2.0 * fastest[True]
 
 
-@pytest.mark.parametrize("one", [newton, in_a_loop])
-def test_plans_on_devices_give_the_numbers(one: Callable[[Array], Array]) -> None:
+def test_plans_on_devices_give_the_numbers() -> None:
     given_ = arrays(*[(16, 24)] * 8)
-    want = jax.jit(many(one))(*given_)
-    program = te.trace(many(one), *given_)
+    want = jax.jit(many(in_a_loop))(*given_)
+    program = te.trace(many(in_a_loop), *given_)
     plan = te.optimize(program, "h100:8", settings=Settings(work=0.2)).plans[0]
     assert RULE in plan.rules
     with warnings.catch_warnings():

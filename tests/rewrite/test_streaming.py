@@ -222,16 +222,6 @@ def test_labels_outside_the_vocabulary_count_as_jax_counts_them() -> None:
         np.testing.assert_allclose(got, want, rtol=2e-4, atol=1e-7)
 
 
-@pytest.mark.slow
-def test_the_peak_is_lower() -> None:
-    """4096 tokens over 16384 entries: logits of 256 MiB, in the derivative as well."""
-    shapes = arguments(4096, 16, 16384)
-    streamed = compiled(lean_form_of(step(picked), *shapes), *shapes).memory_analysis()
-    stored = jax.jit(step(picked)).lower(*shapes).compile().memory_analysis()
-    assert stored.temp_size_in_bytes > 250 << 20
-    assert streamed.temp_size_in_bytes < 64 << 20
-
-
 def test_logits_that_cost_less_to_store_are_stored() -> None:
     """Of wide operands: making the logits again takes longer than reading them."""
     form = form_of(step(picked), *arguments(1024, 4096, 8192))
@@ -251,14 +241,6 @@ def test_the_bypassed_form_is_one_that_single_changes_do_not_find() -> None:
     both = forms(graph, BOOKS, target, lean=True)
     least = [min(peak_alone(f.graph, target) for f in found) for found in (single, both)]
     assert least[1] < 0.5 * least[0]
-
-
-def test_what_is_left_of_logits_that_are_not_made_goes_too() -> None:
-    """Their derivative is a scattered one, whose sum is wanted as well: nothing else reads it."""
-    shapes = arguments(1024, 16, 8200)
-    lean = lean_form_of(step(normalised), *shapes)
-    logits = 4 * 1024 * 8200
-    assert peak_alone(lean.graph, load_target("h100:1")) < 0.1 * logits
 
 
 @pytest.mark.slow
@@ -312,23 +294,3 @@ def test_equal_programs_are_priced_once(monkeypatch: pytest.MonkeyPatch) -> None
     for k, (one, passes) in enumerate(priced):
         same = [g for g, p in priced[:k] if p == passes and g.operations == one.operations]
         assert not same
-
-
-@pytest.mark.long
-def test_deep_programs_have_the_form_too() -> None:
-    """Where equal layers are folded, and where one ruleset alone finds what all find."""
-    from models import gpt2
-
-    config = gpt2.config(
-        "tiny", layers=8, width=16, heads=2, sequence=256, vocabulary=8192, batch=4
-    )
-    graph = trace(gpt2.step, *gpt2.abstract(config)).graph
-    target = load_target("v5e:1")
-    given, *others = forms(graph, BOOKS, target)
-    assert others and all(f.rules for f in others)
-    assert STREAMED <= kernels(others[0])
-    assert program_seconds(others[0].graph, target) < program_seconds(given.graph, target)
-    lean = lean_form_of(gpt2.step, *gpt2.abstract(config))
-    assert STREAMED <= kernels(lean)
-    target = load_target("h100:1")
-    assert peak_alone(lean.graph, target) < 0.9 * peak_alone(given.graph, target)

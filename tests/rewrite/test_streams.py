@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -12,12 +11,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-import tapestry_egg as te
 from tapestry_egg.egraphs.process import Budget
 from tapestry_egg.graph.blockgraph import BlockGraph, TensorType, verify_graph
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.metakernels import registry
-from tapestry_egg.pipeline import Settings
 from tapestry_egg.pipeline.omissions import of_forms
 from tapestry_egg.rewrite import fused_forms
 from tapestry_egg.rewrite.form import Form
@@ -29,7 +26,6 @@ from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.tracing.emit import emit
 from tapestry_egg.tracing.trace import trace
 from tests.rewrite.attention_spellings import BATCH, DTYPES, HEADS, MODES, SPELLINGS, program
-from tests.rewrite.replay import replay
 
 CELLS = [(s, d, m) for s in SPELLINGS for d in DTYPES for m in MODES]
 #: Spellings whose numbers are tried before every merge; those of the others are in the last tier.
@@ -202,20 +198,6 @@ def test_scores_are_never_compiled() -> None:
         for g in (graph, with_streams(graph))
     ]
     assert sizes[0] > scores > 2 * sizes[1]
-
-
-@pytest.mark.slow
-def test_a_plan_goes_to_disk_and_back(tmp_path: Path) -> None:
-    """It names the step, which is taken again when the plan is admitted."""
-    function, shapes = program("einsum iota", "bfloat16", "gradients", 2048)
-    front = te.optimize(te.trace(function, *shapes), target="h100:2", settings=Settings(work=2.0))
-    plan = front.best("seconds")
-    assert "fused-attention" in plan.rules
-    front.save(tmp_path / "front")
-    again = te.load(tmp_path / "front").best("seconds")
-    assert again.rules == plan.rules and again.costs == plan.costs
-    steps = replay(te.trace(function, *shapes).graph, plan.steps, {})
-    assert {"flash_attention", "flash_attention_backward"} <= set(kernels(steps[-1]))
 
 
 def test_what_is_no_softmax_of_scores_stays() -> None:

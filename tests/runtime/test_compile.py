@@ -35,6 +35,9 @@ from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
 
 MESH = MeshShape(("x", "y"), (2, 4))
+#: No other forms: what is tried here are calls.
+QUICK = Settings(work=0.1, forms=0, recompute=0)
+ONE = replace(QUICK, front=False)
 ROWS = Layout(((0, 1), ()))
 WHOLE = Layout(((), ()))
 
@@ -171,7 +174,7 @@ def test_it_is_a_function_to_jax() -> None:
 
 
 def test_fronts_and_plans_are_sent_to_other_processes_and_kept_in_sets() -> None:
-    front = optimize(trace(step, *arguments(), rate=0.5), "cpu:8", settings=Settings(work=0.1))
+    front = optimize(trace(step, *arguments(), rate=0.5), "cpu:8", settings=QUICK)
     again = pickle.loads(pickle.dumps(front))
     assert again == front and hash(again) == hash(front)
     assert {*again} == {*front}
@@ -302,7 +305,7 @@ def test_sums_beside_a_dim_of_one_element(case: str, inside: bool) -> None:
     wanted = (stretched(x, dims_x) * stretched(w, dims_w)).sum(axis)
     function = looped if inside else summed
     for machine in ("cpu:1", "h100:1"):
-        front = optimize(trace(function, x, w), machine, settings=Settings(front=False))
+        front = optimize(trace(function, x, w), machine, settings=ONE)
         got = compile(front.best())(x, w)
         for k, part in enumerate(got if inside else [got]):
             np.testing.assert_allclose(part, (k + 1) * wanted, rtol=1e-4, atol=1e-4)
@@ -351,7 +354,7 @@ def test_arguments_come_by_position_or_by_name(loaded: bool, tmp_path: Path) -> 
         return w + 2 * x + 3 * y
 
     def compiled(program: te.Program) -> CompiledPlan:
-        front = te.optimize(program, "cpu:8", settings=te.Settings(work=0.1, front=False))
+        front = te.optimize(program, "cpu:8", settings=ONE)
         if not loaded:
             return te.compile(front.best())
         front.save(tmp_path / "front.json")
@@ -376,7 +379,7 @@ def test_static_arguments_come_by_position_or_by_name() -> None:
 
     x, y = jnp.ones((8, 8)), jnp.full((8, 8), 3.0)
     program = te.trace(f, x, 2, y, static_argnums=1)
-    run = te.compile(te.optimize(program, "cpu:8", settings=te.Settings(work=0.1)).best())
+    run = te.compile(te.optimize(program, "cpu:8", settings=QUICK).best())
     for result in (run(x, 2, y), run(x, n=2, y=y), run(x, 2, y=y), run(y=y, n=2, x=x)):
         np.testing.assert_array_equal(result, f(x, 2, y))
     with pytest.raises(te.TapestryError, match="static argument"):
@@ -407,7 +410,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_calls_like_one_before_do_not_come_to_python(asked: list[int]) -> None:
-    step = te.jit(lambda state, batch, rate: state * rate + batch.sum(), cache=False)
+    step = te.jit(lambda state, batch, rate: state * rate + batch.sum(), cache=False, settings=ONE)
     state = jnp.asarray(X)
     for _ in range(3):  # the state comes back as planned
         state = step(state, X, 0.5)
@@ -421,7 +424,7 @@ def test_calls_like_one_before_do_not_come_to_python(asked: list[int]) -> None:
 
 @pytest.mark.slow
 def test_static_arguments_are_told_apart_by_type_and_value(asked: list[int]) -> None:
-    @te.jit(static_argnums=1, cache=False)
+    @te.jit(static_argnums=1, cache=False, settings=ONE)
     def times(x: jax.Array, n: Any) -> jax.Array:
         return x * n if type(n) is int else x - n
 
@@ -436,20 +439,20 @@ def test_static_arguments_are_told_apart_by_type_and_value(asked: list[int]) -> 
 
 
 def test_settings_of_jax_lead_to_other_executables() -> None:
-    step = te.jit(lambda x: x * 2.0 + 1, cache=False)
+    step = te.jit(lambda x: x * 2.0 + 1, cache=False, settings=ONE)
     for _ in range(3):
         assert step(X).dtype == np.float32
     with jax.enable_x64(True):
         assert step(X.astype(np.float64)).dtype == np.float64
     with jax.disable_jit():
         np.testing.assert_array_equal(np.asarray(step(X)), X * 2 + 1)
-    grad = jax.grad(lambda x: te.jit(lambda y: (y * y).sum(), cache=False)(x))(X)
+    grad = jax.grad(lambda x: te.jit(lambda y: (y * y).sum(), cache=False, settings=ONE)(x))(X)
     np.testing.assert_array_equal(np.asarray(grad), 2 * X)
 
 
 def test_where_jax_looks_for_nans_the_operation_is_told() -> None:
-    step = te.jit(lambda x: jnp.log(x) * 2.0, cache=False)
-    giving_up = te.jit(lambda x: jnp.log(x) * 2.0, donate_argnums=0, cache=False)
+    step = te.jit(lambda x: jnp.log(x) * 2.0, cache=False, settings=ONE)
+    giving_up = te.jit(lambda x: jnp.log(x) * 2.0, donate_argnums=0, cache=False, settings=ONE)
     step(X)
     step(X)  # known: no Python before the executable
     with jax.debug_nans(True):
@@ -463,7 +466,7 @@ def test_where_jax_looks_for_nans_the_operation_is_told() -> None:
 
 
 def test_other_layouts_are_moved_and_donated_arrays_given_up() -> None:
-    step = te.jit(lambda x: x + 1.0, donate_argnums=0, cache=False)
+    step = te.jit(lambda x: x + 1.0, donate_argnums=0, cache=False, settings=ONE)
     for _ in range(4):
         given = jax.device_put(X, jax.devices()[-1])
         np.testing.assert_array_equal(np.asarray(step(given)), X + 1)
@@ -503,7 +506,7 @@ def test_a_call_that_fails_in_the_end_is_not_made_again(effect: bool) -> None:
             io_callback(lambda: runs.append(1), None)
         return Picky(x * 2.0)
 
-    step = te.jit(fn, donate_argnums=() if effect else 0, cache=False)
+    step = te.jit(fn, donate_argnums=() if effect else 0, cache=False, settings=ONE)
     compiled = step.compiled(X)
     for call in (step, step, step, compiled):
         x = jax.device_put(X, compiled.in_shardings[0])
@@ -523,7 +526,7 @@ def test_a_version_of_jax_without_such_calls_makes_them_in_python(
     monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
     monkeypatch.setattr(compiling, "_maker", lambda: None)
-    step = te.jit(lambda x, n: x * n, static_argnames="n", cache=False)
+    step = te.jit(lambda x, n: x * n, static_argnames="n", cache=False, settings=ONE)
     for _ in range(3):
         np.testing.assert_array_equal(np.asarray(step(X, n=3)), X * 3)
     assert len(asked) == 3
@@ -531,7 +534,7 @@ def test_a_version_of_jax_without_such_calls_makes_them_in_python(
 
 @pytest.mark.slow
 def test_a_function_goes_when_nobody_has_it() -> None:
-    step = te.jit(lambda x: x + 1.0, cache=False)
+    step = te.jit(lambda x: x + 1.0, cache=False, settings=ONE)
     run = step.compiled(X)
     for _ in range(2):
         step(X), run(X)
@@ -547,14 +550,14 @@ def test_a_function_goes_when_nobody_has_it() -> None:
 
 def test_only_so_many_types_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(optimized_module, "_MOST", 2)
-    step = te.jit(lambda x, n: x * n, static_argnums=1, cache=False)
+    step = te.jit(lambda x, n: x * n, static_argnums=1, cache=False, settings=ONE)
     for n in (1, 2, 3, 1):
         np.testing.assert_array_equal(np.asarray(step(X, n)), X * n)
     assert len(step._known) == len(step._planned) == 2
 
 
 def test_after_clear_cache_nothing_is_known(asked: list[int]) -> None:
-    step = te.jit(lambda x: x + 2.0, cache=False)
+    step = te.jit(lambda x: x + 2.0, cache=False, settings=ONE)
     for _ in range(3):
         step(X)
     asked.clear()

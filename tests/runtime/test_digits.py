@@ -25,7 +25,7 @@ from tests.shard.test_saturate import saturated
 Array = Any
 MESH = MeshShape(("x", "y"), (4, 2))
 EIGHTHS = MeshShape(("x", "y", "z"), (2, 2, 2))
-QUICK = Settings(work=1.0, recompute=0, forms=0)
+QUICK = Settings(work=0.3, recompute=0, forms=0)
 
 
 def normal(*shape: int) -> Array:

@@ -15,7 +15,7 @@ from jax import lax
 from jax.extend.core import Literal
 
 from tapestry_egg.graph.layout import Layout, MeshShape
-from tapestry_egg.pipeline import optimize
+from tapestry_egg.pipeline import Settings, optimize
 from tapestry_egg.plans.plan import Strategy
 from tapestry_egg.runtime import compile
 from tapestry_egg.runtime.lower.host_calls import Caller
@@ -285,7 +285,13 @@ def test_the_largest_element_of_a_cut_dim_is_that_of_the_whole(
     ends = [0.0, -0.0, -np.inf, -np.nan, 1.0, -1.0] if dtype != "int8" else [-128, -127]
     x = np.random.default_rng(0).choice(np.asarray(ends), 4096).astype(jnp.dtype(dtype))
     program = trace(lambda x: lax.top_k(x, 1), x)
-    front = optimize(program, "cpu:8", pins={"[0]": ("x",)}, mesh_shapes=[MeshShape(("x",), (8,))])
+    front = optimize(
+        program,
+        "cpu:8",
+        pins={"[0]": ("x",)},
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        settings=Settings(work=0.1, forms=0, recompute=0),
+    )
     monkeypatch.setattr(spellings, "GPUS", ("cpu",))
     for plan in front.plans:
         run = compile(plan)

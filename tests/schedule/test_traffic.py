@@ -34,6 +34,8 @@ SEQUENCE = jax.ShapeDtypeStruct((1, 8192, 12, 64), jnp.float32)
 NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 W = jax.ShapeDtypeStruct((COLUMNS, COLUMNS), jnp.float32)
 H100 = load_target("h100:1")
+#: No other forms, and nothing computed again.
+LEAN = te.Settings(work=0.1, forms=0, recompute=0)
 J = jnp.arange(16)
 ROUNDS = 8
 
@@ -229,11 +231,6 @@ def test_rows_of_integers_are_summed_by_kernels_of_their_own() -> None:
     whole = jax.ShapeDtypeStruct(X.shape, jnp.int32)
     arrays = moved(lambda x: x - x.sum(-1, keepdims=True), (whole,)) / (4 * X.size)
     assert arrays == pytest.approx(3, rel=0.02)
-
-
-def test_numbers_are_not_read_from_memory() -> None:
-    fn, types, _ = FUSED["numbers beside arrays"]
-    assert moved(fn, types) == 2 * 4 * FEW.size
 
 
 def test_a_part_of_a_unit_is_a_kernel_that_reads_and_writes_all() -> None:
@@ -445,14 +442,14 @@ _A_PASS = 179e-6
 )
 def test_a_result_that_nothing_computes_is_a_copy(fn: Any, donated: Any, passes: int) -> None:
     program = te.trace(fn, _LARGE, donate_argnums=donated)
-    plan = te.optimize(program, "h100:1").best("seconds")
+    plan = te.optimize(program, "h100:1", settings=LEAN).best("seconds")
     assert plan.costs.seconds == pytest.approx(passes * _A_PASS, rel=0.02)
     told = sum(part.seconds for part in plan.costs_by("kernel").parts)
     assert plan.costs.seconds == pytest.approx(told)
 
 
 def _seconds(fn: Any) -> float:
-    return te.optimize(te.trace(fn, _LARGE), "h100:1").best("seconds").costs.seconds
+    return te.optimize(te.trace(fn, _LARGE), "h100:1", settings=LEAN).best("seconds").costs.seconds
 
 
 @pytest.mark.parametrize("kernel", [jnp.sort, partial(jnp.cumsum, axis=-1)])
@@ -541,14 +538,8 @@ def test_parts_and_scattered_elements_are_written_where_an_array_lies(
     into a copy, as XLA's modules for H100 have it."""
     types = _LARGE, J, jax.ShapeDtypeStruct((16, 8192), jnp.float32)
     program = te.trace(fn, *types, donate_argnums=donated)
-    plan = te.optimize(program, "h100:1").best("seconds")
+    plan = te.optimize(program, "h100:1", settings=LEAN).best("seconds")
     assert plan.costs.seconds == pytest.approx(passes * _A_PASS, rel=0.05, abs=30e-6)
-
-
-@pytest.mark.slow
-def test_a_kernel_of_sums_of_exponentials_reads_them_twice() -> None:
-    plan = te.optimize(te.trace(lambda x: jax.nn.logsumexp(x, -1), _LARGE), "h100:1")[0]
-    assert plan.costs.seconds == pytest.approx(_A_PASS, rel=0.05)
 
 
 # Kernels that read the same and are one, against what XLA compiles for H100.
@@ -661,6 +652,7 @@ def test_what_lies_otherwise_is_read_again() -> None:
             pins={"[0]": (None, None)},
             out_shardings=(P(*first), P(*second)),
             mesh_shapes=[MeshShape(("x",), (4,))],
+            settings=LEAN,
         ).best("seconds")
         parts = plan.costs_by("kernel").parts
         assert sum(p.seconds for p in parts) == pytest.approx(plan.costs.seconds)

@@ -81,7 +81,9 @@ def test_a_loop_stacks_a_value_once() -> None:
     assert len(scan.outputs) == len(scan.regions[0].outputs) == 2
     once, twice = (
         te.optimize(
-            trace(stacking(n), w, start, xs), "v5e:1", settings=te.Settings(work=0.2)
+            trace(stacking(n), w, start, xs),
+            "v5e:1",
+            settings=te.Settings(work=0.1, forms=0, recompute=0),
         ).best()
         for n in (1, 2)
     )
@@ -104,7 +106,11 @@ def test_two_stacks_of_one_value_leave_as_they_are_asked_to() -> None:
     mesh = MeshShape(("x",), (4,))
     program = trace(both, *arguments)
     front = te.optimize(
-        program, "cpu:4", pins=pins, mesh_shapes=[mesh], settings=te.Settings(work=0.2)
+        program,
+        "cpu:4",
+        pins=pins,
+        mesh_shapes=[mesh],
+        settings=te.Settings(work=0.1, forms=0, recompute=0),
     )
     plan = front.best("seconds")
     cut = [x.dims for x in plan.out_shardings]

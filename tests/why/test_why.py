@@ -21,7 +21,7 @@ from tapestry_egg.show.account import Account
 
 pytestmark = pytest.mark.slow
 
-BRIEF = te.Settings(work=1.0, workers=1, recompute=0, forms=0)
+BRIEF = te.Settings(work=0.3, workers=1, recompute=0, forms=0)
 #: Of a question.
 ONE = replace(BRIEF, work=0.5, front=False)
 LAYERS = 3
