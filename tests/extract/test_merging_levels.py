@@ -11,8 +11,10 @@ import networkx as nx
 import numpy as np
 import pytest
 
+import tapestry_egg as te
 from tapestry_egg.extract.certify.ground import Ground
 from tapestry_egg.extract.certify.recount import Walk
+from tapestry_egg.extract.front import merging
 from tapestry_egg.extract.merged import members
 from tapestry_egg.extract.merged.members import Candidates, Member, Which, untangled
 from tapestry_egg.machine.target import load_target
@@ -173,9 +175,38 @@ def candidates(plan: Plan) -> tuple[Walk, Candidates]:
 
 
 @pytest.mark.slow
+def test_none_waits_for_another_and_sets_not_in_a_circle(plans: list[Plan]) -> None:
+    sets = 0
+    for plan in plans:
+        walk, found = candidates(plan)
+        graph = waits(walk, found)
+        for which, gathers in product(("before", "after"), (True, False)):
+            groups, _ = found.groups(which, gathers)
+            sound(graph, groups)
+            sets += len(groups)
+    assert sets > 10
+
+
+@pytest.mark.slow
 def test_what_may_be_saved_is_the_most_of_all_that_is_tried(plans: list[Plan]) -> None:
     for plan in plans:
         _, found = candidates(plan)
         ways = product(get_args(Which), (True, False))
         saved = [found.groups(*way)[1] for way in ways]
         assert found.most_saved() == max(saved)
+
+
+@pytest.mark.slow
+def test_what_is_put_together_is_a_plan(plans: list[Plan]) -> None:
+    made = 0
+    for plan in plans[:12]:
+        walk, found = candidates(plan)
+        for which in ("before", "after"):
+            groups, saved = found.groups(which)
+            if not groups:
+                continue
+            one = merging._made(plan, groups, walk.ground, {})
+            assert isinstance(one, te.Plan)
+            assert plan.costs.seconds - one.costs.seconds == pytest.approx(saved, rel=1e-6)
+            made += 1
+    assert made > 3

@@ -4,11 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+import tapestry_egg as te
 from benchmarks.measured import rows, tables
-from benchmarks.measured.predict import Prediction
-from benchmarks.measured.programs import Model
+from benchmarks.measured.predict import Prediction, predict
+from benchmarks.measured.programs import Cut, Model, arguments, shapes, train_step
 
 SMALL = Model(layers=2, width=64, heads=4, hidden=128, vocabulary=256, sequence=32)
 
@@ -16,6 +20,63 @@ SMALL = Model(layers=2, width=64, heads=4, hidden=128, vocabulary=256, sequence=
 def run(**changes: Any) -> rows.Run:
     base = rows.Run("small", ("small", "1"), SMALL, "h100:4", 2, 2, 0, 1, 2)
     return replace(base, **changes)
+
+
+def parameters(tensor: int) -> Any:
+    """The same random parameters, cut for one device or two."""
+    rng = np.random.default_rng(0)
+    whole = {
+        k: jax.tree.map(lambda s: rng.normal(size=s) * 0.1, v, is_leaf=lambda x: type(x) is tuple)
+        for k, v in shapes(SMALL, 1).items()
+    }
+    layer = whole["layers"]
+    if tensor == 2:
+        q, k, v = np.split(layer["qkv"][:, 0], 3, axis=2)  # [layers, width, heads, head]
+        halves = [
+            np.concatenate([x[:, :, 2 * t : 2 * t + 2] for x in (q, k, v)], 2) for t in (0, 1)
+        ]
+        layer["qkv"] = np.stack(halves, 1)
+        layer["wo"] = layer["wo"].reshape(2, 2, 2, 16, 64)
+        layer["up"] = layer["up"].reshape(2, 64, 2, 2, 64).transpose(0, 3, 1, 2, 4)
+        layer["down"] = layer["down"].reshape(2, 2, 64, 64)
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), whole)
+
+
+def loss(cut: Cut) -> float:
+    """The loss of a step on the same tokens."""
+    params = parameters(cut.tensor)
+    given = arguments(SMALL, cut, 2, 2)
+    state = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), given[1])
+    tokens = np.random.default_rng(1).integers(0, 256, given[2].shape).astype(np.int32)
+    program = te.trace(train_step(SMALL, cut), *given)
+    return float(program(params, state, jnp.asarray(tokens))[2])
+
+
+@pytest.mark.long
+def test_a_program_cut_among_devices_computes_the_same() -> None:
+    alone, together = loss(Cut(1, 1)), loss(Cut(2, 2))
+    assert 4 < alone < 8
+    assert together == pytest.approx(alone, rel=0.01)
+
+
+@pytest.mark.long
+def test_tensor_parallelism_moves_what_megatrons_does_and_no_more() -> None:
+    # Per layer and micro-batch: f and g, forward and backward, and f's gather again.
+    one = predict(run())
+    more = predict(run(model=replace(SMALL, layers=4)))
+    assert (more.collectives - one.collectives) / 2 == 2 * (2 * 4 + 2)
+    apart = predict(run(sequence_parallel=False))
+    assert apart.wire_bytes > 0
+
+
+@pytest.mark.long
+def test_states_over_data_take_less_memory_and_micro_batches_more_time() -> None:
+    wide = replace(SMALL, width=512, hidden=1024, vocabulary=4096)
+    whole, divided = (predict(run(model=wide, zero=z)).peak_bytes for z in (0, 1))
+    leaves = jax.tree.leaves(shapes(wide, 2), is_leaf=lambda x: type(x) is tuple)
+    count = sum(np.prod(s) for s in leaves)
+    assert whole - divided >= 0.9 * 12 * count / 2 / 2
+    assert predict(run(micro_batches=8)).seconds > 2 * predict(run()).seconds
 
 
 def judged(seconds: float, measured: float, peak: float = 1e9, **changes: Any) -> tables.Judged:

@@ -24,10 +24,12 @@ from models import (
     gpt2,
     llama,
     lora,
+    moe,
     nnx_gpt2,
     recurrent,
     resnet,
 )
+from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.reference.executor import execute
 
@@ -261,6 +263,26 @@ def test_gpt2_agrees_with_numpy(tied: bool) -> None:
     batch = gpt2.tokens(config)
     expected = numpy_gpt2_loss(params, np.asarray(batch["tokens"]), np.asarray(batch["targets"]))
     assert float(quick(gpt2.loss)(params, batch)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.long
+def test_a_mixture_of_experts_exchanges_three_times() -> None:
+    """Where tokens go, a byte for each place that they may take, what experts read, and the
+    gradients of their results: what two products read is exchanged once for both. Nothing else of
+    that size moves."""
+    args = jax.eval_shape(lambda: moe.example(64, 512, 1024, 4096)[1])
+    front = te.optimize(
+        te.trace(moe.step, *args),
+        "h100:8",
+        mesh_shapes=[MeshShape(("x",), (8,))],
+        settings=Settings(front=False, recompute=0, work=3.0),
+    )
+    moved = front.best("seconds").collectives
+    exchanged = sorted(c.payload_bytes for c in moved if c.kind == "all_to_all")
+    experts, capacity = 8, 2 * moe.TOP * 512 // 8
+    block = experts * 64 * capacity * 1024 * 4 // 8
+    assert exchanged == [64 * 512 * experts * capacity // 8, block, block]
+    assert all(c.payload_bytes < block / 8 for c in moved if c.kind != "all_to_all")
 
 
 def test_decoding_with_a_cache_gives_the_logits_of_all_tokens_at_once() -> None:

@@ -126,6 +126,15 @@ def streamed(
     return plan
 
 
+@pytest.mark.long
+def test_a_loss_over_a_large_vocabulary_streams_under_a_memory_limit() -> None:
+    """Logits of width 4096 are slow to recompute: a memory limit alone makes plans stream them."""
+    plan = streamed(16384, 4096, 131072, 0.65, max, 3.0)
+    assert plan.gap < 0.01 and plan.costs.seconds < 0.04, (
+        "no more than a sixth more than without a limit"
+    )
+
+
 @pytest.mark.slow
 def test_a_loss_that_streams_under_a_memory_limit_gives_the_numbers_of_jax() -> None:
     small = streamed(1024, 64, 4096, 0.9, min, 0.5)

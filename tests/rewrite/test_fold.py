@@ -263,7 +263,7 @@ def test_recomputed_layers_keep_their_numbers() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fn", [network, remembering])
+@pytest.mark.parametrize("fn", [network, step, remembering])
 def test_depth_adds_nothing_to_search(fn: Any) -> None:
     short, long = fold(layered(fn, 26)), fold(layered(fn, 44))
     assert short and long
@@ -278,6 +278,18 @@ def test_the_folded_program_costs_what_the_whole_costs(fn: Any) -> None:
     assert folded
     seconds = program_seconds(folded.graph, H100, folded.weights)
     assert seconds == pytest.approx(program_seconds(graph, H100), rel=1e-12)
+
+
+@pytest.mark.slow
+def test_a_deep_train_step_costs_what_its_folded_program_costs() -> None:
+    from models import gpt2
+
+    graph = graph_of(gpt2.train_step, *gpt2.abstract(gpt2.config("tiny", layers=10)))
+    folded = fold(graph)
+    assert folded and len(folded.graph.operations) < 0.6 * len(graph.operations)
+    check_copies(graph, folded)
+    seconds = program_seconds(folded.graph, H100, folded.weights)
+    assert seconds == pytest.approx(program_seconds(graph, H100), rel=1e-9)
 
 
 @pytest.mark.slow
