@@ -667,20 +667,29 @@ def estimate(program: FlatProgram, unit: Unit) -> KernelEstimate:
     flops, dear = 0.0, False
     for i in reversed(unit.members):
         instance = program.instances[i]
-        own: dict[FlatId | None, float] = {}
-        for v in instance.outputs:
-            own |= places.get(v, {})
+        signature, outputs = instance.signature, instance.outputs
+        if len(outputs) == 1:
+            (v,) = outputs
+            own, often, beside = places.get(v, {}), repeated.get(v, 0.0), more.get(v, 0.0)
+        else:
+            own = {}
+            for v in outputs:
+                own |= places.get(v, {})
+            often, beside = (max([x.get(v, 0.0) for v in outputs]) for x in (repeated, more))
         times = sum(own.values())
-        flops += times * instance.signature.whole_flops
-        often, beside = (max([x.get(v, 0.0) for v in instance.outputs]) for x in (repeated, more))
-        if instance.signature.is_dear:
+        flops += times * signature.whole_flops
+        if signature.is_dear:
             dear = True
-            beside += (often - 1.0) * instance.signature.whole_flops if often < OFTEN else 0.0
-        for v, n in zip(instance.inputs, instance.signature.times_repeated, strict=True):
-            repeated[v] = max(repeated.get(v, 1.0), often * n)
-            more[v] = max(more.get(v, 0.0), beside)
-        for v, share in zip(instance.inputs, instance.signature.shares_read, strict=True):
-            read = places.setdefault(v, {})
+            beside += (often - 1.0) * signature.whole_flops if often < OFTEN else 0.0
+        of_reads = zip(
+            instance.inputs, signature.times_repeated, signature.shares_read, strict=True
+        )
+        for v, n, share in of_reads:
+            if v not in repeated:
+                repeated[v], more[v], places[v] = 1.0, 0.0, {}
+            repeated[v] = max(repeated[v], often * n)
+            more[v] = max(more[v], beside)
+            read = places[v]
             if share is None:
                 read |= own
             else:
