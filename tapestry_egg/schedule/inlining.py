@@ -106,6 +106,7 @@ class _Fusing:
         self.few = frozenset(u for u in range(len(self.units)) if self._reduces_few(u))
         self.by_products = read_by_products(schedule, epilogues, self.library_bytes)
         self.estimates: dict[int, KernelEstimate] = {}
+        self.alone: dict[int, KernelEstimate] = {}  # with nothing taken in
 
     @property
     def fusion(self) -> Fusion:
@@ -251,10 +252,13 @@ class _Fusing:
             missing = [m for m in inside.values() if m not in self.estimates]
             waiting += missing
             if not missing:
-                found = estimate(self.program, unit)
+                last = waiting.pop()
+                if last not in self.alone:
+                    self.alone[last] = estimate(self.program, unit)
+                found = self.alone[last]
                 for v, m in inside.items():
                     found = found.with_inside(v, self.estimates[m])
-                self.estimates[waiting.pop()] = found
+                self.estimates[last] = found
         return self.estimates[u]
 
     def _adds_columns(self, u: int) -> bool:
