@@ -171,6 +171,11 @@ class _Program:
     def slices(self) -> Slices:
         return Slices(self.graph, self.net)
 
+    @cached_property
+    def read_by(self) -> Mapping[int, Sequence[int]]:
+        """Per value the operations that read it."""
+        return self.graph.readers()
+
     def repeated(self) -> list[Ints]:
         """Operations that make products, alike and apart from each other, at least as many as there
         are copies: those that make several products, or one that is made of another of these."""
@@ -295,7 +300,7 @@ class _Positions:
             if program.slices.is_shared(values) or program.slices.order(values) is not None
         }
         self._add_free(shared)
-        self._read_by, self._ends = graph.readers(), {*graph.outputs}
+        self._read_by, self._ends = program.read_by, {*graph.outputs}
 
     def chains(self) -> Iterator[list[list[int]]]:
         """Products that read each other's results, and what is best stacked with them: the

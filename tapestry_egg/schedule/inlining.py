@@ -109,6 +109,7 @@ class _Fusing:
         self.few = set[int]()
         self.by_products = read_by_products(schedule, epilogues, self.library_bytes)
         self.estimates: dict[int, KernelEstimate] = {}
+        self.alone: dict[int, KernelEstimate] = {}  # with nothing taken in
 
     @property
     def fusion(self) -> Fusion:
@@ -275,10 +276,13 @@ class _Fusing:
             missing = [m for m in inside.values() if m not in self.estimates]
             waiting += missing
             if not missing:
-                found = estimate(self.program, unit)
+                last = waiting.pop()
+                if last not in self.alone:
+                    self.alone[last] = estimate(self.program, unit)
+                found = self.alone[last]
                 for v, m in inside.items():
                     found = found.with_inside(v, self.estimates[m])
-                self.estimates[waiting.pop()] = found
+                self.estimates[last] = found
         return self.estimates[u]
 
     def _adds_columns(self, u: int) -> bool:
@@ -691,20 +695,29 @@ def estimate(program: FlatProgram, unit: Unit) -> KernelEstimate:
     flops, dear = 0.0, False
     for i in reversed(unit.members):
         instance = program.instances[i]
-        own: dict[FlatId | None, float] = {}
-        for v in instance.outputs:
-            own |= places.get(v, {})
+        signature, outputs = instance.signature, instance.outputs
+        if len(outputs) == 1:
+            (v,) = outputs
+            own, often, beside = places.get(v, {}), repeated.get(v, 0.0), more.get(v, 0.0)
+        else:
+            own = {}
+            for v in outputs:
+                own |= places.get(v, {})
+            often, beside = (max([x.get(v, 0.0) for v in outputs]) for x in (repeated, more))
         times = sum(own.values())
-        flops += times * instance.signature.whole_flops
-        often, beside = (max([x.get(v, 0.0) for v in instance.outputs]) for x in (repeated, more))
-        if instance.signature.is_dear:
+        flops += times * signature.whole_flops
+        if signature.is_dear:
             dear = True
-            beside += (often - 1.0) * instance.signature.whole_flops if often < OFTEN else 0.0
-        for v, n in zip(instance.inputs, instance.signature.times_repeated, strict=True):
-            repeated[v] = max(repeated.get(v, 1.0), often * n)
-            more[v] = max(more.get(v, 0.0), beside)
-        for v, share in zip(instance.inputs, instance.signature.shares_read, strict=True):
-            read = places.setdefault(v, {})
+            beside += (often - 1.0) * signature.whole_flops if often < OFTEN else 0.0
+        of_reads = zip(
+            instance.inputs, signature.times_repeated, signature.shares_read, strict=True
+        )
+        for v, n, share in of_reads:
+            if v not in repeated:
+                repeated[v], more[v], places[v] = 1.0, 0.0, {}
+            repeated[v] = max(repeated[v], often * n)
+            more[v] = max(more[v], beside)
+            read = places[v]
             if share is None:
                 read |= own
             else:

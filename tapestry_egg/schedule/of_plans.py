@@ -71,14 +71,13 @@ def with_merged(
     where some of these are made from what takes others, and where effects would change places.
     """
     takers, waiting = _waiting(body, merged)
-    apart = known or schedule(flatten(body.graph, dict(feedback)))
-    order = merged_order(apart, _together(apart.program, waiting))
+    feedback = dict(feedback)
+    apart = known or schedule(flatten(body.graph, feedback))
+    together = _together(apart.program, waiting)
+    order, found = merged_order(apart, body.graph, together, feedback)
     effects = [k for k in order if body.graph.operations[k].effectful]
     if effects != sorted(effects):
         raise PlanError("what has an effect would run in another order")
-    graph = body.graph
-    if order != list(range(len(order))):
-        graph = replace(graph, operations=tuple(graph.operations[k] for k in order))
     place = {k: n for n, k in enumerate((*order, len(order)))}
     readers: dict[int, list[tuple[int, Layout]]] = {v: [] for v in body.kept}
     for k, (op, s) in enumerate(zip(body.graph.operations, body.strategies, strict=True)):
@@ -87,17 +86,12 @@ def with_merged(
                 readers[v].append((k, need))
     moved = replace(
         body,
-        graph=graph,
+        graph=found.program.bodies[0].graph,
         strategies=tuple(body.strategies[k] for k in order),
         kept={v: _served(body, kept, readers[v], place) for v, kept in body.kept.items()},
         merged=(),
     )
-    takers, waiting = (
-        [[(v, tuple(sorted(place[k] for k in ks))) for v, ks in own] for own in found]
-        for found in (takers, waiting)
-    )
-    program = flatten(graph, dict(feedback))
-    found = schedule(program, _together(program, waiting))
+    takers = [[(v, tuple(sorted(place[k] for k in ks))) for v, ks in own] for own in takers]
     moved = _numbered(moved, found)
     return replace(moved, merged=_renamed(moved, merged, takers)), found
 

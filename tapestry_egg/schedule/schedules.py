@@ -65,11 +65,18 @@ def scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
 def _scheduled(graph: BlockGraph, feedback: Mapping[int, int]) -> Schedule:
     graph = repeat_cheap(graph)
     program = flatten(graph, feedback)
-    units = eager(program, fuse(program))
+    return _in_their_order(graph, program, eager(program, fuse(program)), feedback)[1]
+
+
+def _in_their_order(
+    graph: BlockGraph, program: FlatProgram, units: Sequence[Unit], feedback: Mapping[int, int]
+) -> tuple[list[int], Schedule]:
+    """The operations of a graph in the order of some units of it, and the schedule of the same
+    graph in that order: of the same operations in another order the units are the same, and stay in
+    their order."""
     order = [k for group in operation_groups(program, units) for k in group]
-    # Of the same operations in another order the units are the same, and stay in their order.
     moved = flatten(_reordered(graph, order), feedback)
-    return _arranged(moved, _moved(program, units, order, moved))
+    return order, _arranged(moved, _moved(program, units, order, moved))
 
 
 def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
@@ -82,6 +89,8 @@ def in_order(graph: BlockGraph, feedback: Mapping[int, int]) -> BlockGraph:
 
 
 def _reordered(graph: BlockGraph, order: Sequence[int]) -> BlockGraph:
+    if all(k == n for n, k in enumerate(order)):
+        return graph
     return replace(graph, operations=tuple([graph.operations[k] for k in order]))
 
 
@@ -115,11 +124,14 @@ def orders_of(given: Schedule) -> Orders:
     return given.once(lambda: Orders(given.program, given.units), "orders")
 
 
-def merged_order(given: Schedule, together: Together) -> list[int]:
-    """The operations of a program itself in the order of its schedule if some values are sent
-    `together`. Raises PlanError where some of these are made from what reads others."""
+def merged_order(
+    given: Schedule, graph: BlockGraph, together: Together, feedback: Mapping[int, int]
+) -> tuple[list[int], Schedule]:
+    """The operations of a scheduled graph in their order if some values are sent `together`, and
+    its schedule in that order. Raises PlanError where some of these are made from what reads
+    others."""
     units = [given.units[u] for u in orders_of(given).taken(together)]
-    return [k for group in operation_groups(given.program, units) for k in group]
+    return _in_their_order(graph, given.program, units, feedback)
 
 
 def operation_groups(program: FlatProgram, units: Sequence[Unit]) -> list[list[int]]:
@@ -232,6 +244,8 @@ class Orders:
             for g, vs in enumerate(self.made)
         ]
         self.freeing = [[(v, sizes[v]) for v in vs if v not in self.kept] for vs in self.reads]
+        #: whether a group may free more than is small, with the last reads of all that it reads
+        self.may_free = [sum([size for _, size in own]) > _SMALL for own in self.freeing]
 
     @cached_property
     def group_of(self) -> dict[int, int]:
@@ -333,32 +347,34 @@ class _Order:
         group in program order. Only groups that free are moved, and only to an earlier place, so
         all else keeps the user's order; what is overdue runs once nothing is left that frees, as it
         would if its turn came then."""
+        given, done, left, waiting = self.given, self.done, self.left, self.waiting
         freeing, overdue = [g], list[int]()
         while freeing or overdue:
             now = freeing.pop() if freeing else heappop(overdue)
-            if self.done[now]:
+            if done[now]:
                 continue
-            self.done[now] = True
+            done[now] = True
             self.order.append(now)
-            for v in self.given.reads[now]:
-                self.left[v] -= 1
-            behind: Sequence[int] = self.given.behind[now]
+            for v in given.reads[now]:
+                left[v] -= 1
+            behind: Sequence[int] = given.behind[now]
             for f in behind:
-                self.waiting[f] -= 1
-            if sent := self._sent_by(now):
+                waiting[f] -= 1
+            if now in self.makes and (sent := self._sent_by(now)):
                 behind = sorted({*behind, *sent}, reverse=True)
-            ready = [f for f in behind if self.waiting[f] == 0 and not self.done[f]]
-            frees = [f for f in ready if self._change(f) < -_SMALL]
+            ready = [f for f in behind if not (waiting[f] or done[f])]
+            frees = [f for f in ready if self._frees(f)]
             for f in ready:
                 if f in self.overdue and f not in frees:
                     heappush(overdue, f)
-            freeing.extend(dict.fromkeys([*frees, *self._last_readers(now)]))
+            last = self._last_readers(now)
+            freeing.extend(dict.fromkeys([*frees, *last]) if last else frees)
 
     def _sent_by(self, now: int) -> list[int]:
         """The groups that take what can be sent now that group `now` has run: the last of its
         makers."""
         found: list[int] = []
-        for n in self.makes.get(now, ()):
+        for n in self.makes[now]:
             self.unmade[n] -= 1
             if not self.unmade[n]:
                 found += self.takers[n]
@@ -372,10 +388,13 @@ class _Order:
         for v in self.given.reads[now]:
             if self.left[v] == 1:
                 (last,) = [u for u in self.given.users[v] if not self.done[u]] or [now]
-                ready = not self.done[last] and self.waiting[last] == 0
-                if ready and self._change(last) < -_SMALL:
+                if not (self.done[last] or self.waiting[last]) and self._frees(last):
                     found.add(last)
         return sorted(found, reverse=True)
+
+    def _frees(self, g: int) -> bool:
+        """Whether group g frees more than is small, if it runs now."""
+        return self.given.may_free[g] and self._change(g) < -_SMALL
 
     def _change(self, g: int) -> int:
         """Bytes alive after group g, less those alive before."""

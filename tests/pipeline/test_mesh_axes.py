@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import tapestry_egg as te
@@ -17,7 +19,7 @@ from tapestry_egg.extract.engine import search
 from tapestry_egg.extract.front.notes import INTERRUPTED, note
 from tapestry_egg.extract.front.sizes import entries, entries_of_three_axes
 from tapestry_egg.machine.objectives import OBJECTIVES
-from tapestry_egg.pipeline import passes, searches
+from tapestry_egg.pipeline import finer, passes, searches
 from tapestry_egg.pipeline.pipeline import PASSES, run_passes
 from tapestry_egg.pipeline.state import State, read_question
 from tapestry_egg.rules.language.book import DEFAULT_BOOKS
@@ -180,6 +182,46 @@ def test_forms_left_out_are_beaten_where_they_were_searched(
                     if other.number != form or len(other.mesh.sizes) < axes
                     for d in other.search.archive.candidates
                 )
+
+
+def test_forms_are_held_against_those_on_as_many_devices() -> None:
+    """What is known of other parts of a machine, however fast, changes nothing."""
+    rng = np.random.default_rng(0)
+    sizes = {4: [(4,), (2, 2)], 8: [(8,), (2, 4)]}
+    kept = left = 0
+    for _ in range(40):
+        networks = [
+            SimpleNamespace(
+                number=form,
+                mesh=SimpleNamespace(devices=devices, sizes=own),
+                search=SimpleNamespace(
+                    archive=SimpleNamespace(
+                        candidates=[
+                            SimpleNamespace(costs=(1.0 + rng.random(3)) * 16.0 / devices**2)
+                            for _ in range(2)
+                        ]
+                    )
+                ),
+            )
+            for form in range(4)
+            for devices, every in sizes.items()
+            for own in every
+        ]
+        for axes in (0, 2):
+            vain = finer._vain(cast(State, SimpleNamespace(networks=networks)), axes)
+            for devices in sizes:
+                some = [n for n in networks if n.mesh.devices == devices]
+                alone = finer._vain(cast(State, SimpleNamespace(networks=some)), axes)
+                assert alone == {x for x in vain if x[1] == devices}
+                # The least of each cost is worth going on with.
+                for k in range(2):
+                    best = min(
+                        some, key=lambda n: min(c.costs[k] for c in n.search.archive.candidates)
+                    )
+                    assert (best.number, devices) not in alone or len(best.mesh.sizes) < axes
+                left += len(alone)
+                kept += 4 - len(alone)
+    assert left > 50 and kept > 50
 
 
 def test_all_forms_are_searched_where_meshes_are_named_or_plans_kept(
