@@ -200,10 +200,17 @@ _SINCE: dict[str, dict[str, tuple[tuple[int, ...], Any]]] = {
 }
 
 
+#: By primitive and parameter: the element of lists that say what None does.
+_SAME_AS_NONE = {"slice": {"strides": 1}}
+
+
 def without_defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The parameters of a primitive but for those that say in a newer JAX what older ones do."""
-    added = _SINCE.get(kernel, {})
-    return {k: v for k, v in params.items() if k not in added or v != added[k][1]}
+    """The parameters of a primitive but for those that say in a newer JAX what older ones do, and
+    with None where that says the same."""
+    added, alike = _SINCE.get(kernel, {}), _SAME_AS_NONE.get(kernel, {})
+    kept = {k: v for k, v in params.items() if k not in added or v != added[k][1]}
+    none = [k for k, said in alike.items() if all(x == said for x in kept[k] or ())]
+    return {**kept, **dict.fromkeys(none)}
 
 
 def as_this_jax_asks(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,7 +123,7 @@ class Spelled:
         type_ = self.typed(v, [-((a - b) // s) for a, b, s in each])
         if type_.shape == self.values[v].shape:
             return v
-        steps = None if strides is None else [*strides]
+        steps = None if strides is None or {*strides} == {1} else [*strides]
         params = {"start_indices": [*start], "limit_indices": [*ends], "strides": steps}
         return self.new("slice", (v,), type_, params)
 

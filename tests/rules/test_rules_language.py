@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from tapestry_egg.errors import RuleError
@@ -13,6 +17,7 @@ from tapestry_egg.rules.language.book import PROGRAM_RULESETS, book_names
 from tapestry_egg.rules.language.families import FAMILIES, SELECTED, kernels_of
 from tapestry_egg.rules.language.rewrites import Apply, Constant, Tensor, TermText
 from tapestry_egg.rules.verify.examples import example_graph
+from tapestry_egg.tracing.trace import trace
 
 HEAD = """ruleset: algebra
 rules:
@@ -198,3 +203,91 @@ a = neg(c)
     )
     assert fires(there, joined) and fires(back, apart)
     assert not fires(back, apart.replace("b = neg(y)", "b = sign(y)"))
+
+
+KERNELS: list[tuple[str, int, Any]] = [
+    *((name, 1, getattr(jax.lax, name)) for name in ("exp", "sin", "cos", "tanh")),
+    *((name, 2, getattr(jax.lax, name)) for name in ("add", "mul", "sub")),
+]
+
+
+def drawn_pattern(rng: random.Random, size: int) -> Any:
+    """A term of so many kernels over x and y, as (name, function, operands)."""
+    name, arity, function = rng.choice(KERNELS if size > 1 else KERNELS[:4])
+    shares = [0] * arity
+    for _ in range(size - 1):
+        shares[rng.randrange(arity)] += 1
+    inner = [drawn_pattern(rng, s) if s else rng.choice("xy") for s in shares]
+    return (name, function, inner)
+
+
+def shown(term: Any) -> str:
+    return term if isinstance(term, str) else f"{term[0]}({', '.join(map(shown, term[2]))})"
+
+
+def leaves(term: Any) -> list[str]:
+    return [term] if isinstance(term, str) else [v for t in term[2] for v in leaves(t)]
+
+
+def computed(term: Any, given: dict[str, Any]) -> list[Any]:
+    """The values of a term and of its parts, operands first, the term's own last."""
+    if isinstance(term, str):
+        return [given[term]]
+    parts = [computed(t, given) for t in term[2]]
+    return [v for part in parts for v in part] + [term[1](*(part[-1] for part in parts))]
+
+
+def matched(term: Any, value: Any, made: dict[Any, Any], given: dict[str, Any]) -> Any:
+    """What x and y are where a term is this value; None where it is not."""
+    if isinstance(term, str):
+        return given if given.setdefault(term, value) == value else None
+    kernel, operands = made.get(value, ("", ()))
+    if kernel != term[0]:
+        return None
+    for inner, operand in zip(term[2], operands, strict=True):
+        if matched(inner, operand, made, given) is None:
+            return None
+    return given
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7])
+def test_rules_fire_where_they_match_and_nowhere_else(tmp_path: Path, size: int) -> None:
+    """Programs that hold a pattern several times, with parts of one as operands of another."""
+    fired = 0
+    for seed in range(40):
+        rng = random.Random(1000 * size + seed)
+        pattern = drawn_pattern(rng, size)
+        while set(leaves(pattern)) != {"x", "y"}:
+            pattern = drawn_pattern(rng, size)
+        (rule,) = rules(tmp_path, f"match: {shown(pattern)}\nreplace: pow(x, y)")
+        draws = [(rng.random(), rng.random()) for _ in range(4)]
+
+        def program(a: Any, b: Any, pattern: Any = pattern, draws: Any = draws) -> Any:
+            pool, ends = [a, b], []
+            for first, second in draws:
+                x, y = (pool[int(r * len(pool))] for r in (first, second))
+                pool += computed(pattern, {"x": x, "y": y})
+                ends.append(pool[-1])
+            return ends
+
+        graph = trace(program, *[jax.ShapeDtypeStruct((4,), jnp.float32)] * 2).graph
+        found = explore(graph, [rule])
+        class_of = found.terms.class_of
+        made = {
+            class_of[op.outputs[0]]: (op.kernel, tuple(class_of[v] for v in op.inputs))
+            for op in graph.operations
+        }
+        expected = set()
+        for c in made:
+            given = matched(pattern, c, made, {})
+            if given is not None:
+                expected.add((c, (given["x"], given["y"])))
+        got = {
+            (c, n.operands)
+            for c, nodes in enumerate(found.terms.nodes)
+            for n in nodes
+            if n.value < 0 and found.catalogue[n.signature].kernel == "pow"
+        }
+        assert got == expected, shown(pattern)
+        fired += len(got)
+    assert fired > 60

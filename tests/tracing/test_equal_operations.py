@@ -16,6 +16,8 @@ import tapestry_egg as te
 from tapestry_egg.graph.blockgraph import Operation, TensorType
 from tapestry_egg.graph.layout import MeshShape
 from tapestry_egg.pipeline import Settings
+from tapestry_egg.rewrite.terms.explore import explore
+from tapestry_egg.rules import load_book
 from tapestry_egg.runtime import compare
 from tapestry_egg.tracing.needless import made_once
 
@@ -63,6 +65,25 @@ def test_what_gets_its_shape_back_is_what_it_was() -> None:
         lambda x: x.reshape(4, 4, 16).swapaxes(0, 1).reshape(16, 16), X[:16]
     )
     assert "broadcast_in_dim" in kernels(lambda x: jnp.repeat(x[:1], 16, 0), X[:16])
+
+
+def test_slices_are_one_however_they_are_spelled() -> None:
+    """Rules about slices see all of them, too: the first columns are those of a concatenation."""
+    parts = (
+        lambda x: x[:, :8],
+        lambda x: lax.slice_in_dim(x, 0, 8, axis=1),
+        lambda x: lax.slice(x, (0, 0), (2048, 8), (1, 1)),
+        lambda x: jnp.split(x, [8], axis=1)[0],
+        lambda x: lax.split(x, (8, x.shape[1] - 8), axis=1)[0],
+        lambda x: lax.dynamic_slice(x, (0, 0), (2048, 8)),
+        lambda x: jnp.take(x, jnp.arange(8), axis=1),
+    )
+    assert kernels(lambda x: sum(jnp.tanh(part(x)) for part in parts), X).count("slice") == 1
+    for part in parts:
+        graph = te.trace(lambda x, part=part: jnp.tanh(part(jnp.concatenate([x, x], 1))), X).graph
+        (rule,) = [r for r in load_book("structure").rules if r.name == "first-part-of-concat"]
+        assert any("first-part-of-concat" in n for n in explore(graph, [rule]).terms.made.values())
+    assert kernels(lambda x: x[:, :8] + x[:, ::2], X).count("slice") == 2
 
 
 def test_what_differs_in_anything_stays_two() -> None:
