@@ -127,22 +127,20 @@ class _Fusing:
         return Fusion(tuple(self.within), tuple(aligned), elements, inside, apart, behind)
 
     def _behind(self) -> frozenset[tuple[int, FlatId]]:
-        """Units that compute sums of few elements, each with what is reduced of the same sums: if
-        one of those that do stores as much as the sums, it costs no more to store these."""
-        size = self.program.sizes
+        """Units that compute sums of few elements, each with what is reduced of the same sums."""
         few: list[frozenset[int]] = []  # by unit, the sums that its kernel computes
         for unit in self.units:
             makers = {self.schedule.producer[v] for *_, v in unit.reads}
             inside = [m for m in makers if m >= 0 and self.within[m]]
             few.append(frozenset().union(*(few[m] | ({m} & self.few) for m in inside)))
-        found = set[tuple[int, FlatId]]()
-        for u, unit in enumerate(self.units):
-            for v in unit.outputs if few[u] and self._kind(u) == "reduce" else ():
-                again = {r for r in self.readers[v] if few[r] & few[u]}
-                least = min(size[self.units[m].outputs[0]] for m in few[u])
-                if all(sum(size[w] for w in self.units[r].outputs) < least for r in again):
-                    found |= {(r, v) for r in again}
-        return frozenset(found)
+        return frozenset(
+            (r, v)
+            for u, unit in enumerate(self.units)
+            if few[u] and self._kind(u) == "reduce"
+            for v in unit.outputs
+            for r in self.readers[v]
+            if few[r] & few[u]
+        )
 
     def _apart(self) -> frozenset[tuple[int, FlatId]]:
         """Sums along columns that are not within others, each with a value that a kernel makes

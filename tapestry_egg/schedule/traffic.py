@@ -142,51 +142,71 @@ class Traffic:
     def _not_hidden(self, target: Target) -> Mapping[tuple[InstanceId, ...], float]:
         units, instances = self._schedule.units, self._program.instances
         own, most = [0.0] * len(units), [0.0] * len(units)  # most: with all that is in it
-        found: dict[int, float] = {}
         for u, unit in enumerate(units):
-            root = instances[unit.root]
-            if root.port or not self._computes(u):
+            if self._root(unit).port or not self._takes_in(u):
                 continue
             members = [instances[i].signature for i in unit.members]
             extents = [m.extents for m in members]
             own[u] = 0.0 if self._is_view(unit) else arithmetic_seconds(members, extents, target)
-            beside = self._shared.get(u, {})  # another kernel has computed that
-            makers = {self._schedule.producer[v] for *_, v in unit.reads if v not in beside}
-            inside = {k for k in makers if k >= 0 and self._runs_inside(k)}
-            most[u] = own[u] + sum([most[k] for k in inside])
-            if self._runs_inside(u) or self.of(unit).within or most[u] == own[u]:
+            most[u] = own[u] + sum([most[k] for k in self._makers_inside(unit)])
+        guests = self._guests()
+        taken = {u for others in guests.values() for u in others}
+        found: dict[int, float] = {}
+        for u, unit in enumerate(units):
+            if not most[u] or u in taken or self._runs_inside(u):
                 continue
+            kernel = [u, *guests.get(u, ())]
             memory = self.moved(unit, target) / target.hbm_bytes_per_second
-            if most[u] <= memory:
+            if sum([most[k] for k in kernel]) <= max(own[u], memory):
                 continue
-            parts = self._parts_inside(u)
+            parts = {k: part for one in kernel for k, part in self._parts_inside(one).items()}
+            parts |= dict.fromkeys(kernel[1:], 1.0)
             done = own[u] + sum([part * own[k] for k, part in parts.items() if self._in_rows[k]])
             parts = {k: part for k, part in parts.items() if not self._in_rows[k]}
             total = sum([part * own[k] for k, part in parts.items()])
             shown = max(0.0, done + total - max(done, memory)) / total if total else 0.0
             for k, part in parts.items():
-                often = root.weight / (instances[units[k].root].weight or 1.0)
-                found[k] = found.get(k, 0.0) + shown * part * often
+                found[k] = found.get(k, 0.0) + shown * part
         return {units[k].members: share for k, share in found.items() if share}
 
-    def _computes(self, u: int) -> bool:
-        """Whether a unit is, or would be, a kernel that takes others in."""
+    def _takes_in(self, u: int) -> bool:
+        """Whether a unit is, or would be, a kernel that computes what it reads."""
         return self._kind(self._schedule.units[u]) != "kernel"
 
     def _runs_inside(self, u: int) -> bool:
-        """Whether those that read what a unit makes compute it, or show it otherwise."""
-        if self._program.instances[self._schedule.units[u].root].port:
-            return False
-        return self._inside[u] or self._in_rows[u] or self._is_view(self._schedule.units[u])
+        """Whether those that read what a unit makes compute it, or see it otherwise."""
+        unit = self._schedule.units[u]
+        inside = self._inside[u] or self._in_rows[u] or self._is_view(unit)
+        return inside and not self._root(unit).port
+
+    def _makers_inside(self, unit: Unit) -> set[int]:
+        """The units that make what a unit reads, and run in its kernel."""
+        makers = {self._schedule.producer[v] for *_, v in unit.reads}
+        return {k for k in makers if k >= 0 and self._runs_inside(k)}
+
+    def _guests(self) -> Mapping[int, Sequence[int]]:
+        """By the kernels that also make what others would: sums of what they make, or of what they
+        read."""
+        hosts = {u: k for k, u in self._sums_in.items()}
+        for u, values in self._shared.items():
+            if self.of(self._schedule.units[u]).within:
+                hosts[u] = next(iter(values.values())).unit
+        found: dict[int, list[int]] = {}
+        for u, host in hosts.items():
+            while host in hosts:
+                host = hosts[host]
+            found.setdefault(host, []).append(u)
+        return found
 
     def _parts_inside(self, u: int) -> dict[int, float]:
         """The units that the kernel of unit u computes, each with the part that it does of it."""
         parts, stack = dict[int, float](), [(u, 1.0)]
         while stack:
             reader, part = stack.pop()
+            beside = self._shared.get(reader, {})  # another kernel has computed that
             for i, p, v in self._schedule.units[reader].reads:
                 k = self._schedule.producer[v]
-                if k < 0 or not self._runs_inside(k) or v in self._shared.get(reader, {}):
+                if k < 0 or not self._runs_inside(k) or v in beside:
                     continue
                 whole = self._program.sizes[v]
                 read = self._program.instances[i].signature.read_bytes[p]

@@ -209,7 +209,7 @@ def without_defaults(kernel: str, params: Mapping[str, Any]) -> dict[str, Any]:
     with None where that says the same."""
     added, alike = _SINCE.get(kernel, {}), _SAME_AS_NONE.get(kernel, {})
     kept = {k: v for k, v in params.items() if k not in added or v != added[k][1]}
-    none = [k for k, said in alike.items() if all(x == said for x in kept[k] or ())]
+    none = [k for k, said in alike.items() if all(x == said for x in kept.get(k) or ())]
     return {**kept, **dict.fromkeys(none)}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from textwrap import dedent
 from typing import Any
 
 import jax
@@ -291,3 +292,46 @@ def test_rules_fire_where_they_match_and_nowhere_else(tmp_path: Path, size: int)
         assert got == expected, shown(pattern)
         fired += len(got)
     assert fired > 60
+
+
+@pytest.mark.parametrize("size", [3, 6])
+@pytest.mark.parametrize(
+    ("relation", "atom"),
+    [
+        ("", "(= b a)"),
+        ("", "(= c b) (= a c)"),
+        ("(relation looked (T T)) (rule ((= q (Op1 s y))) ((looked q y)))", "(looked a b)"),
+    ],
+)
+def test_variables_of_terms_are_known_wherever_atoms_name_them(
+    tmp_path: Path, size: int, relation: str, atom: str
+) -> None:
+    """By the kernels around them, by what they equal, by the relations of the rule itself."""
+    pattern = "x"
+    for k in reversed(range(size)):
+        pattern = f"(Op1 s{k} {pattern})"
+    given = [f"s{k}" for k in range(size)]
+    book = f"""
+        ruleset: algebra
+        rules:
+          - name: sines
+            law: chains of sines are exponentials
+            reason: to see what is found
+            numerics: reorders
+            egg: |
+              {relation} (rule ((= a {pattern}) {atom}) ((union b (Op1 wave x))))
+            given: {given}
+            wants:
+              wave: {{kernel: exp, params: {{accuracy: null}}, inputs: "[$s0.inputs[0]]"}}
+        """
+    path = tmp_path / "mine.yaml"
+    path.write_text(dedent(book), encoding="utf-8")
+
+    def chain(x: Any) -> Any:
+        for _ in range(size):
+            x = jnp.sin(x)
+        return x
+
+    graph = trace(chain, jax.ShapeDtypeStruct((4,), jnp.float32)).graph
+    found = explore(graph, load_book(path).rules)
+    assert any("sines" in names for names in found.terms.made.values())

@@ -255,8 +255,10 @@ def rule_forms(rule: Rule) -> list[str]:
     Raises RuleError for a rule whose wants are not bound to signatures in its body.
     """
     out = [text for _, _, text in commands(rule.egg) if text.startswith("(relation")]
+    relations = [parse(text) for text in out]
+    sorts = {str(form[1]): form[2] for form in relations if len(form) == 3}
     for part, (body, actions) in enumerate(rule_sides(rule)):
-        out.extend(_split(rule, part, body, actions))
+        out.extend(_split(rule, part, body, actions, sorts))
     return out
 
 
@@ -338,7 +340,9 @@ def _misuse(form: Form) -> str:
     return next((wrong for part in form[1:] if (wrong := _misuse(part))), "")
 
 
-def _split(rule: Rule, part: int, body: list[Form], actions: list[Form]) -> list[str]:
+def _split(
+    rule: Rule, part: int, body: list[Form], actions: list[Form], relations: Mapping[str, Form]
+) -> list[str]:
     record: list[Form] = []
     for action in actions:
         record.extend(_records(rule.name, action))
@@ -360,7 +364,7 @@ def _split(rule: Rule, part: int, body: list[Form], actions: list[Form]) -> list
     if len(recipe.given) > _MOST_JOINED:
         kept = [v for v in _variables(body) if v in recipe.given or _mentions(actions, v)]
         table = f"matched-{rule.name.encode().hex()}-{part}"
-        terms = set(_terms(body))
+        terms = _terms(body, relations)
         sorts: list[Form] = ["T" if v in terms else "i64" for v in kept]
         declared = [show(["relation", table, sorts])]
         matched = [[table, *kept]]
@@ -378,17 +382,30 @@ def _variables(form: Form) -> list[str]:
     return list(dict.fromkeys(v for part in inner for v in _variables(part)))
 
 
-def _terms(form: Form) -> Iterator[str]:
-    """The variables of atoms that stand for classes of terms: operands, and what they make."""
-    if not isinstance(form, list) or not form:
-        return
-    head, *parts = form
-    if head in OPERATORS:
-        yield from (v for v in parts[1:] if isinstance(v, str))
-    elif head == "=" and any(isinstance(p, list) and p[0] in OPERATORS for p in parts):
-        yield from (v for v in parts if isinstance(v, str))
-    for part in form:
-        yield from _terms(part)
+def _terms(body: list[Form], relations: Mapping[str, Form]) -> set[str]:
+    """The variables of atoms that stand for classes of terms: operands, what they make, what rules
+    keep as such in `relations` of their own (by the sorts of their columns), and what equals one.
+    """
+    found, equal = set[str](), list[set[str]]()
+    waiting: list[Form] = list(body)
+    while waiting:
+        form = waiting.pop()
+        if not isinstance(form, list) or not form:
+            continue
+        head, *parts = form
+        names = [v if isinstance(v, str) else "" for v in parts]
+        if head in OPERATORS:
+            found.update(names[1:])
+        elif head == "=":
+            made = any(isinstance(p, list) and p[0] in OPERATORS for p in parts)
+            (found.update if made else equal.append)({*names} - {""})
+        elif isinstance(head, str):
+            columns = zip(names, relations.get(head, ()), strict=False)
+            found.update(name for name, sort in columns if sort == "T")
+        waiting += form
+    for _ in equal:  # what equals what equals a term
+        found.update(*(names for names in equal if names & found))
+    return found
 
 
 def _records(name: str, form: Form) -> Iterator[Form]:
