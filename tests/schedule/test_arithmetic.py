@@ -71,7 +71,10 @@ def test_sums_over_pairs_take_as_long_as_their_arithmetic(
     """No pair is stored, and little is read: the flops of every device are what takes long."""
     plan = fastest(fn, target)
     assert plan.costs.peak_bytes < 4 * N * N / 8  # the pairs of one of eight devices
-    assert plan.costs.seconds > plan.costs.flops / RATE
+    once = plan.costs.flops / RATE
+    assert once < plan.costs.seconds
+    # Two kernels at most make the products of a softmax, and launches take little on one device.
+    assert plan.costs.seconds < 1.6 * once or target != "h100:1"
 
 
 @pytest.mark.parametrize("sums", [1, 2])
