@@ -23,6 +23,10 @@ pytestmark = pytest.mark.slow
 CONFIG = gpt2.config("tiny", layers=1)
 
 
+def user_mesh(kind: AxisType) -> Mesh:
+    return jax.make_mesh((2, 4), ("data", "model"), axis_types=(kind,) * 2)
+
+
 def megatron(path: Any, leaf: Any) -> P:
     """Heads and the hidden width over `model`, the rest on every device."""
     name, rank = jax.tree_util.keystr(path), leaf.ndim
@@ -35,6 +39,11 @@ def megatron(path: Any, leaf: Any) -> P:
     return P()
 
 
+def sliced(path: Any, leaf: Any) -> P:
+    """The first dim over all devices where it divides, as ZeRO cuts the state."""
+    return P(("data", "model")) if leaf.ndim and leaf.shape[0] % 8 == 0 else P()
+
+
 def auto_step(mesh: Mesh) -> Any:
     """Sequence parallelism between the layers, asked for by a constraint."""
 
@@ -44,6 +53,25 @@ def auto_step(mesh: Mesh) -> Any:
             x = gpt2.block(layer, x)
             x = jax.lax.with_sharding_constraint(x, NamedSharding(mesh, P("data", "model", None)))
         return gpt2.head_loss(params, x, batch["targets"])
+
+    return step_of(loss)
+
+
+def explicit_step(mesh: Mesh) -> Any:
+    """The same in types: parameters are gathered, activations cut and joined again."""
+
+    def loss(params: Any, batch: Any) -> jax.Array:
+        params = jax.tree.map(lambda a: jax.sharding.reshard(a, P()), params)
+        rows = params["wte"].at[batch["tokens"]].get(out_sharding=P("data"))
+        x = rows + params["wpe"][: batch["tokens"].shape[-1]]
+        for layer in params["layers"]:
+            x = gpt2.block(layer, x)
+            x = jax.sharding.reshard(x, P("data", "model", None))
+            x = jax.sharding.reshard(x, P("data"))
+        # The rows that the embedding is asked for are cut, and so is a gather along them.
+        logits = gpt2.head_logits(params, x)
+        picked = jnp.sum(jax.nn.one_hot(batch["targets"], logits.shape[-1]) * logits, -1)
+        return jnp.mean(jax.nn.logsumexp(logits, axis=-1) - picked)
 
     return step_of(loss)
 
@@ -61,13 +89,21 @@ def step_of(loss: Any) -> Any:
     return step
 
 
-def test_a_training_step_keeps_every_word_with_the_algebra_on() -> None:
-    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(AxisType.Auto,) * 2)
-    step = auto_step(mesh)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(AxisType.Auto, id="auto"),
+        pytest.param(AxisType.Explicit, id="explicit", marks=pytest.mark.long),
+    ],
+)
+def test_a_training_step_keeps_every_word_with_the_algebra_on(kind: AxisType) -> None:
+    mesh = user_mesh(kind)
+    step = (auto_step if kind == AxisType.Auto else explicit_step)(mesh)
+    lies = megatron if kind == AxisType.Auto else sliced
 
     def on_mesh(tree: Any) -> Any:
         return jax.tree_util.tree_map_with_path(
-            lambda path, a: NamedSharding(mesh, megatron(path, a)), tree
+            lambda path, a: NamedSharding(mesh, lies(path, a)), tree
         )
 
     given = jax.tree.map(np.asarray, gpt2.arguments(CONFIG))

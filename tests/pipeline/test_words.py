@@ -307,6 +307,16 @@ def test_the_users_own_shardings_stand_beside_the_front_and_nothing_is_worse() -
     assert te.optimize(program, "cpu:8", mesh=mesh, settings=QUICK).original is None
 
 
+def test_a_saved_front_keeps_the_users_own_plan(tmp_path: Path) -> None:
+    from tapestry_egg.files.files import load, save
+
+    program = te.trace(forward, *arguments())
+    front = te.optimize(program, "cpu:8", in_shardings=(P(), P("x")), settings=QUICK)
+    save(front, tmp_path / "f.json")
+    again = load(tmp_path / "f.json")
+    assert again.original == front.original and front.original is not None
+
+
 @pytest.mark.slow
 def test_what_the_contract_costs_is_told() -> None:
     # Eight parts do not divide four rows, four parts would: at the boundary the one axis of eight
@@ -326,6 +336,37 @@ def test_what_the_contract_costs_is_told() -> None:
 
 
 # Explicit mode
+
+
+@pytest.mark.slow
+def test_results_have_the_types_of_explicit_mode_and_cost_what_they_cost_in_auto_mode() -> None:
+    costs = {}
+    x = jnp.ones((64, 64))
+    for kind in (AxisType.Auto, AxisType.Explicit):
+        mesh = user_mesh(kind=kind)
+        at = NamedSharding(mesh, P("data", "model"))
+
+        def step(w: jax.Array, m: jax.Array, g: jax.Array) -> tuple[jax.Array, jax.Array]:
+            m = 0.9 * m + g
+            return w - m, m
+
+        with jax.set_mesh(mesh):
+            args = [jax.device_put(x, at) for _ in range(3)]
+            wanted = jax.jit(step)(*args)
+            program = te.trace(step, *args, donate_argnums=(0, 1))
+            front = te.optimize(
+                program,
+                "cpu:8",
+                in_shardings=(at, at, at),
+                state={"[0]": "[0]", "[1]": "[1]"},
+                settings=QUICK,
+            )
+            got = te.compile(front.best(), mesh)(*args)
+        costs[kind] = front.best().costs
+        same_numbers(got, wanted)
+        if kind == AxisType.Explicit:
+            assert [jax.typeof(a).sharding for a in got] == [jax.typeof(a).sharding for a in wanted]
+    assert costs[AxisType.Auto] == costs[AxisType.Explicit]
 
 
 # Constraints inside a program: they hold in every plan, wherever the user has written them.

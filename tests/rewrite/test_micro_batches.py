@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -433,6 +434,31 @@ def test_case_9_gradients_are_summed_over_devices_once(tmp_path: Path) -> None:
     summed = [c.payload_bytes for c in sums if c.kind != "all_gather"]
     gradients = 4 * sum(np.prod(s.shape) for s in shapes[0].values())
     assert gradients <= sum(summed) < 1.01 * gradients, "and the loss with them, if anything"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*PROGRAMS, "transformer"])
+def test_plans_in_micro_batches_give_the_numbers(name: str) -> None:
+    """On eight devices, whatever layouts they choose."""
+    if name == "transformer":
+        function = descended(partial(transformer, remat=True, dtype=jnp.float32))
+        shapes: tuple[Any, ...] = (LANGUAGE, shape(16, TOKENS + 1, dtype=jnp.int32))
+    else:
+        function, shapes = PROGRAMS[name]
+    program = te.trace(function, *shapes)
+    found = batch(with_streams(program.graph))
+    assert found is not None
+    made = found.split(2)
+    assert made is not None
+    front = te.optimize(
+        replace(program, graph=made), target="cpu:8", settings=Settings(work=1.0, recompute=0)
+    )
+    arrays = jax.tree.map(lambda x: jnp.abs(x) if name == "clipped" else x, drawn(shapes))
+    want = jax.tree.leaves(program(*arrays))
+    for plan in dict.fromkeys((0, len(front.plans) - 1)):
+        run = te.compile(front.plans[plan], jax.devices()[:8])
+        for a, b in zip(jax.tree.leaves(run(*arrays)), want, strict=True):
+            np.testing.assert_allclose(a, b, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int32"])
