@@ -59,7 +59,7 @@ class Work(NamedTuple):
 def kernel_work(
     unit: Unit,
     through: UnitTraffic,
-    shown: float,
+    exposed: float,
     program: FlatProgram,
     bodies: Sequence[BodyPlan],
     given: Mapping[int, Layout],
@@ -70,7 +70,7 @@ def kernel_work(
     """What one run of a unit does and takes on one device.
 
     It goes `through` memory as its compiler fuses it; a unit that runs in others' kernels takes
-    what is `shown` of its arithmetic (`Traffic.arithmetic`). `given` are the layouts in which
+    what is `exposed` of its arithmetic (`Traffic.exposed`). `given` are the layouts in which
     values are made, `needed[i, p]` those in which instance i reads its operand p.
     """
     instances = [program.instances[i] for i in unit.members]
@@ -101,9 +101,9 @@ def kernel_work(
     found = priced(signatures, [extents[i] for i in unit.members], traffic, target)
     about = mesh.devices, target, found.dtype, found.matrix
     if through.is_free(not any(given[v].partial for v in unit.outputs)):
-        seconds = shown * found.work / target.rate(found.dtype, found.matrix) if shown else 0.0
+        seconds = exposed * found.work / target.rate(found.dtype, found.matrix) if exposed else 0.0
         inside = joules(found.flops, 0.0, 0.0, seconds, *about)
-        return Work(seconds, float(inside), found.flops, bound="compute" if shown else "")
+        return Work(seconds, float(inside), found.flops, bound="compute" if exposed else "")
     seconds, flops, traffic = found.seconds, found.flops, found.moved
     energy = joules(flops, traffic, 0.0, seconds, *about)
     roofline = {

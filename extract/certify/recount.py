@@ -332,7 +332,7 @@ class Walk:
             kernel_work(
                 part,
                 self.ground.traffic.of(part),
-                self.ground.traffic.arithmetic(part, self.target),
+                self.ground.traffic.exposed(part, self.target),
                 self.program,
                 self.bodies,
                 self.given,

@@ -223,9 +223,9 @@ class Joiner:
             parts.append((signature, wires, outs, instance.port, self.wanted.get(i)))
         copied = tuple([(local[s.value], s.partial_reads, s.sent, s.over) for s in inner])
         through = self.costs.traffic.of(unit)
-        shown = round(self.costs.traffic.arithmetic(unit, self.target), 9)
+        exposed = round(self.costs.traffic.exposed(unit, self.target), 9)
         late = self.neighbours.lateness(unit)
-        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through, shown, late)
+        return (*parts, tuple([local[v] for v in unit.outputs]), copied, through, exposed, late)
 
     def _giving(self, instance: int) -> Mapping[Layouts, list[_Strategy]]:
         """Strategies that an instance may run by, by the layouts that they give; of those with the

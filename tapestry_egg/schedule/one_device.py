@@ -193,9 +193,9 @@ def unit_seconds(program: FlatProgram, unit: Unit, target: Target, traffic: Traf
     signatures = [m.signature for m in members]
     extents = [m.extents for m in signatures]
     if through.is_free(whole=True):
-        shown = traffic.arithmetic(unit, target)
-        inside = arithmetic_seconds(signatures, extents, target) if shown else 0.0
-        return root.weight * shown * inside
+        exposed = traffic.exposed(unit, target)
+        inside = arithmetic_seconds(signatures, extents, target) if exposed else 0.0
+        return root.weight * exposed * inside
     moved = traffic.moved(unit, target)
     if root.port:
         return root.weight * copying_seconds(moved, through.launches, target)

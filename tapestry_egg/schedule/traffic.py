@@ -17,7 +17,8 @@ made that for it alone or last: nothing else of it moves
 (`HloDataflowAnalysis::GetInPlaceInputOutputPairs`; XLA copies arguments, and what is read later).
 
 A kernel that computes element by element, or adds up, does the arithmetic of all units in it while
-it reads and writes memory. What takes longer than that is told of these units (`arithmetic`).
+it reads and writes memory. What takes longer than that is exposed, and charged to these units
+(`exposed`).
 """
 
 from __future__ import annotations
@@ -111,7 +112,7 @@ class Traffic:
         once = lives.turned_parts.union(*(lives.turned_copies[v].values for v in looped))
         reads = turned_reads(schedule, self._inside, once)
         self._turned = turned_operands(reads) if self._slices else frozenset()
-        self._shown: tuple[Target, Mapping[tuple[InstanceId, ...], float]] | None = None
+        self._exposed: tuple[Target, Mapping[tuple[InstanceId, ...], float]] | None = None
 
     def of(self, unit: Unit) -> UnitTraffic:
         """The traffic of a unit; of a part of one, that of a kernel of its own."""
@@ -131,15 +132,15 @@ class Traffic:
                 moved += scattered_bytes(signature, signature.extents, target)
         return moved
 
-    def arithmetic(self, unit: Unit, target: Target) -> float:
+    def exposed(self, unit: Unit, target: Target) -> float:
         """The share of the arithmetic of a unit in others' kernels that these do not do while they
         read and write memory, by what they take on one device: more than 1 where several do it.
         Nothing of a sum of rows, which is a kernel of its own in other layouts."""
-        if self._shown is None or self._shown[0] is not target:
-            self._shown = target, self._not_hidden(target) if self._fuses else {}
-        return self._shown[1].get(unit.members, 0.0)
+        if self._exposed is None or self._exposed[0] is not target:
+            self._exposed = target, self._found_exposed(target) if self._fuses else {}
+        return self._exposed[1].get(unit.members, 0.0)
 
-    def _not_hidden(self, target: Target) -> Mapping[tuple[InstanceId, ...], float]:
+    def _found_exposed(self, target: Target) -> Mapping[tuple[InstanceId, ...], float]:
         units, instances = self._schedule.units, self._program.instances
         own, most = [0.0] * len(units), [0.0] * len(units)  # most: with all that is in it
         for u, unit in enumerate(units):
@@ -164,9 +165,9 @@ class Traffic:
             done = own[u] + sum([part * own[k] for k, part in parts.items() if self._in_rows[k]])
             parts = {k: part for k, part in parts.items() if not self._in_rows[k]}
             total = sum([part * own[k] for k, part in parts.items()])
-            shown = max(0.0, done + total - max(done, memory)) / total if total else 0.0
+            exposed = max(0.0, done + total - max(done, memory)) / total if total else 0.0
             for k, part in parts.items():
-                found[k] = found.get(k, 0.0) + shown * part
+                found[k] = found.get(k, 0.0) + exposed * part
         return {units[k].members: share for k, share in found.items() if share}
 
     def _takes_in(self, u: int) -> bool:

@@ -189,8 +189,8 @@ class WayCosts:
         if own.blocks is not None:
             blocks, stored = self.blocks(self.signature_of[unit.root])[choice[:, -1]].T
             seconds, moved = np.maximum(seconds, blocks), moved + alone * stored
-        shown = self.traffic.arithmetic(unit, self.target)
-        inside = shown * work / self.target.rate(dtype, contraction) if shown else 0.0
+        exposed = self.traffic.exposed(unit, self.target)
+        inside = exposed * work / self.target.rate(dtype, contraction) if exposed else 0.0
         seconds = np.where(alone > 0.0, seconds, inside)
         energy = joules(
             flops, moved, 0.0 * flops, seconds, self.mesh.devices, self.target, dtype, contraction

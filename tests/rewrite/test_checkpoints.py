@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 
 import tapestry_egg as te
 from tapestry_egg.errors import RuleError
+from tapestry_egg.extract.certify.ground import Ground
+from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 from tapestry_egg.graph.layout import MeshShape
@@ -323,6 +325,16 @@ def test_where_nothing_can_be_saved_the_program_stays_alone() -> None:
         assert len(candidates(scheduled(trace(f, x).graph, {}), H100).found) == 1
 
 
+def test_the_profile_is_what_is_alive() -> None:
+    """Two products are alive while the third is made of them; the input is there throughout."""
+    side = 64
+    x = jax.ShapeDtypeStruct((side, side), jnp.float32)
+    graph = trace(lambda x: (x @ x) @ (x.T @ x), x).graph
+    flow = Flow(schedule(flatten(graph, {})))
+    assert flow.peak == 4 * side * side * 4
+    assert np.isclose(flow.profile.min(), side * side * 4)
+
+
 # Recomputation from end to end: lower peaks on the front and in the compiled program.
 
 
@@ -392,6 +404,16 @@ def test_the_form_computes_what_the_program_computes() -> None:
 
 
 @pytest.mark.slow
+def test_the_front_reaches_a_lower_peak() -> None:
+    without, with_ = smallest(front(0)), smallest(front(1))
+    assert RULE not in without.rules
+    assert RULE in with_.rules
+    assert with_.costs.peak_bytes < 0.85 * without.costs.peak_bytes
+    fastest = front(1).best("seconds")
+    assert fastest.costs.seconds <= front(0).best("seconds").costs.seconds * (1 + 1e-6)
+
+
+@pytest.mark.slow
 def test_the_compiled_peak_falls_and_the_numbers_are_the_same() -> None:
     expected = [np.asarray(x) for x in jax.tree.leaves(jax.jit(step)(*arguments(1)))]
     temporaries = []
@@ -404,6 +426,19 @@ def test_the_compiled_peak_falls_and_the_numbers_are_the_same() -> None:
             np.testing.assert_allclose(b, a, rtol=2e-5, atol=2e-6)
     before, after = temporaries
     assert after < 0.5 * before
+
+
+@pytest.mark.slow
+def test_the_certificate_counts_the_second_instances() -> None:
+    """Seconds of the recount rise by what is computed again, and a plan whose second instances are
+    taken out of its books is another plan."""
+    plan = smallest(front(1))
+    pairs = feedback_pairs(plan.graph)
+    ground = Ground(scheduled(plan.graph, pairs), load_target(TARGET))
+    found = Walk(plan, ground).certificate()
+    assert found.peak_bytes == pytest.approx(plan.costs.peak_bytes)
+    assert found.seconds == pytest.approx(plan.costs.seconds)
+    assert found.flops > smallest(front(0)).costs.flops
 
 
 @pytest.mark.slow

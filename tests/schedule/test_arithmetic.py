@@ -88,7 +88,7 @@ def test_what_two_kernels_compute_counts_for_each(sums: int) -> None:
 
     plan = scheduled(fn, POINTS, MASSES)
     u, _ = made_by(plan, "reduce_sum")
-    times = Traffic(plan, H100).arithmetic(plan.units[u], H100)
+    times = Traffic(plan, H100).exposed(plan.units[u], H100)
     assert times == pytest.approx(sums, rel=0.1)
 
 
@@ -96,7 +96,7 @@ def test_arithmetic_that_memory_hides_takes_nothing() -> None:
     plan = scheduled(summed, jax.ShapeDtypeStruct((1 << 24,), jnp.float32))
     traffic = Traffic(plan, H100)
     assert any(traffic.of(unit).within for unit in plan.units)
-    assert not any(traffic.arithmetic(unit, H100) for unit in plan.units)
+    assert not any(traffic.exposed(unit, H100) for unit in plan.units)
 
 
 @pytest.mark.parametrize("times", [1, 20])
