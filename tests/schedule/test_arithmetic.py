@@ -125,3 +125,21 @@ def test_xla_for_h100_does_so() -> None:
     plan = fastest(softmax, "h100:1")
     compiled = hlo_stats(te.compile(plan, h100s()[:1]).compile())
     assert compiled.peak_bytes < 4 * N * N / 8
+
+
+def test_no_barrier_stores_what_kernels_compute_again() -> None:
+    """Costs that rounds of a loop compute again, and what reads its result."""
+
+    def transport(p: jax.Array, m: jax.Array) -> jax.Array:
+        costs = jnp.sum((p[:, None] - p[None]) ** 2, -1)
+
+        def step(f: jax.Array, _: None) -> tuple[jax.Array, None]:
+            return -jax.nn.logsumexp(f[None] - costs, 1), None
+
+        f, _ = jax.lax.scan(step, m, None, length=4)
+        return jnp.sum(jnp.exp(f[:, None] + m[None] - costs) * costs)
+
+    plan = fastest(transport, "h100:1")
+    text = str(jax.make_jaxpr(lower(plan, platform="cuda"))(POINTS, MASSES))
+    behind = re.findall(r"(.*) = optimization_barrier", text)
+    assert behind and not any(f"[{N},{N}" in line for line in behind)
