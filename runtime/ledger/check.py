@@ -226,7 +226,7 @@ def _beside(usual: Held, renewed: Collection[int]) -> int:
         late = computed | {v for s in order if s > t for v in own.reads(region.steps[s])}
         late |= {own.root.get(v, v) for v in region.outputs if v >= 0}
         free = arrays | {own.root.get(v, v) for v in renewed}
-        made = {v for s in region.steps[: t + 1] for v in s.makes}
+        made = {v for s in region.steps[: t + 1] for v in s.makes} - {*own.made_over(step)}
         here = sum(program.bytes[v] for v in arrays)
         most = max(most, here + inside + _cut(own, again, late, made, free))
     return most

@@ -374,16 +374,27 @@ class Held:
             own.arrays.pop(own.root.get(v, v), None)
         return own.most()
 
+    def made_over(self, step: Step) -> Sequence[int]:
+        """What a step makes that may be written over something that it reads."""
+        if step.name in REGIONS:
+            return step.makes[: _carries(step)]
+        return step.makes if self.writes_over(step) else ()
+
     def carried(self, step: Step, region: Region) -> dict[int, int]:
         """What a round of a loop leaves as a carry, and the input in whose place that is."""
-        if step.name == "cond":
-            return {}
+        count = _carries(step)
         first = step.params["num_consts"] if step.name == "scan" else 0
-        count = step.params["num_carry"] if step.name == "scan" else len(region.outputs)
         if step.name == "while":
             first = len(region.inputs) - count
         carries = zip(region.outputs, region.inputs[first : first + count], strict=False)
         return {v: old for v, old in carries if v >= 0}
+
+
+def _carries(step: Step) -> int:
+    """How many results of a loop are carries; a conditional has none."""
+    if step.name == "scan":
+        return int(step.params["num_carry"])
+    return len(step.makes) if step.name == "while" else 0
 
 
 def hands_on(step: Step) -> bool:

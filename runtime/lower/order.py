@@ -115,7 +115,7 @@ def ties(
             moved = [f for f in outside if f.origin == "copy" and f.moves]
             moved = [f for f in moved if local(f.value, f.need) >= SMALL]
             there = [f for f in outside if f not in moved] if beside else outside
-            held = _held(there, solid, sources, by_kernels, () if beside else moved)
+            held = _held(there, solid, stored, sources, by_kernels, () if beside else moved)
             taken = {f.value for f in held}
             waited = tuple(v for v in done if last_read.get(v, -1) >= begin and v not in taken)
             ahead = tuple(f for f in moved if not f.have.partial)
@@ -446,6 +446,7 @@ def _made_by(program: FlatProgram, units: Sequence[Unit], fusions: tuple[Fusion,
 def _held(
     outside: Sequence[Fetch],
     solid: set[int],
+    stored: frozenset[int],
     sources: Mapping[int, Sequence[int]],
     made: set[int],
     moved: Sequence[Fetch],
@@ -454,10 +455,11 @@ def _held(
 
     All that it collects from other devices (`moved`), so that no copy exists before its time; else
     what is in memory anyway, or what a kernel made (`made`) of which an operand is computed on the
-    fly, inside the kernels that read it: a barrier on such an operand makes it exist. Nor is it an
-    argument any more behind one, as XLA wants a bias that products add.
+    fly, inside the kernels that read it, else what is stored: a barrier on such an operand makes it
+    exist. Nor is it an argument any more behind one, as XLA wants a bias that products add.
     """
     ready = [f for f in outside if f.value in solid]
     below = [replace(f, value=u) for f in outside for u in sources.get(f.value, ()) if u in made]
-    found = moved or ready[-1:] or below[-1:] or outside[-1:]
+    there = [f for f in outside if f.value in stored]
+    found = moved or ready[-1:] or below[-1:] or there[-1:] or outside[-1:]
     return tuple({f.value: f for f in found}.values())

@@ -489,6 +489,10 @@ def _places(projection: Projection, shape: tuple[int, ...]) -> tuple[int, ...]:
     return *grows, sum(s * x for s, x in zip(steps, projection.offset, strict=True))
 
 
+#: Bytes of the widest floats whose products XLA for GPUs computes operands of.
+_WIDEST = 4
+
+
 def read_by_products(
     schedule: Schedule, all_of_them: bool = False, library_bytes: int | None = None
 ) -> tuple[dict[FlatId, set[int]], frozenset[int]]:
@@ -502,12 +506,13 @@ def read_by_products(
     than what they give; on two where one is a number, or an argument of the program that is
     repeated; and the slice that is one of a stack in the program's own memory. So a rectifier of a
     product and a bias is computed by every product that reads it.
-    A library's products, of results of `library_bytes` or more, compute nothing of their operands.
+    A library's products, of results of `library_bytes` or more, compute nothing of their operands,
+    nor does XLA into products of integers, of complex numbers, or of floats of 64 bits.
     """
     program, units = schedule.program, schedule.units
     is_product = _multiplies if all_of_them else _is_product
     products = {u for u, unit in enumerate(units) if is_product(program, unit)}
-    library = {u for u in products if _is_the_library_s(units[u], program, library_bytes)}
+    whole = {u for u in products if _reads_arrays(units[u], program, library_bytes)}
     read: dict[FlatId, set[int]] = {}
     inside: set[int] = set()
     for u in reversed(range(len(units))):
@@ -518,7 +523,7 @@ def read_by_products(
         if view or (len(unit.outputs) == 1 and fits(program, unit)):
             by = read.get(unit.outputs[0], set()) if unit.outputs else set()
             if not view:
-                by = set() if by & library else by
+                by = set() if by & whole else by
                 inside |= {u} if by else set()
         for v in {v for _, _, v in unit.reads} if by else ():
             read.setdefault(v, set()).update(by)
@@ -552,6 +557,13 @@ def _is_the_library_s(unit: Unit, program: FlatProgram, library_bytes: int | Non
     if library_bytes is None or not _is_product(program, unit):
         return False
     return program.types[unit.outputs[0]].nbytes >= library_bytes
+
+
+def _reads_arrays(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
+    """Whether nothing that a product of matrices reads is computed by its kernel."""
+    types = program.instances[unit.root].signature.input_types
+    kept = all("float" in t.dtype and t.itemsize <= _WIDEST for t in types)
+    return not kept or _is_the_library_s(unit, program, library_bytes)
 
 
 def is_a_compiler_s_product(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
