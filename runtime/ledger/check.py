@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ from tapestry_egg.errors import PlanError
 from tapestry_egg.quantities import BYTES
 
 from .equations import Program, Region, Step, all_sent, jaxprs
-from .memory import Fused, Held, hands_on, held, is_opaque, places_of
+from .memory import PRODUCTS, Fused, Held, hands_on, held, is_opaque, places_of
 
 if TYPE_CHECKING:
     from tapestry_egg.graph.layout import Layout
@@ -199,13 +199,15 @@ def held_at_least(program: Program, region: Region, donated: Sequence[bool]) -> 
     """The most bytes that a device must hold at some of the steps; `donated` says it of inputs."""
     usual = Held(program, region, float("inf"), "some")
     renewed = places_of(usual, donated)
-    return sum(program.bytes[v] for v in region.inputs) + _beside(usual, renewed.keys())
+    return sum(program.bytes[v] for v in region.inputs) + _beside(usual, renewed)
 
 
-def _beside(usual: Held, renewed: Collection[int]) -> int:
-    """What a region holds beside its inputs, results that are `renewed` in the place of these."""
+def _beside(usual: Held, renewed: Mapping[int, int]) -> int:
+    """What a region holds beside its inputs, results that are `renewed` in the place of these; a
+    product that reads what it renews has its result beside that."""
     program, region = usual.program, usual.region
     own = Held(program, region, float("inf"), "all")
+    places = {own.root.get(v, v): old for v, old in renewed.items()}
     held = usual.profile()
     again = {v: s for s in region.steps if own.is_fused(s) for v in s.makes}
     order = [t for t, s in enumerate(region.steps) if not (own.is_fused(s) or hands_on(s))]
@@ -217,16 +219,19 @@ def _beside(usual: Held, renewed: Collection[int]) -> int:
         arrays -= computed
         if not own.writes_over(step):
             arrays |= set(step.makes)
-        arrays -= {*region.inputs, *(own.root.get(v, v) for v in renewed)}
+        read = {*own.reads(step)} if step.name in PRODUCTS else set()
+        arrays -= {*region.inputs, *(v for v, old in places.items() if old not in read)}
         inside = 0
         for inner in step.inner:
             body = Held(program, inner, float("inf"), "some")
-            gone = inner.outputs if step.name == "cond" else usual.carried(step, inner)
-            inside = max(inside, _beside(body, [v for v in gone if v >= 0]))
+            ends = {v: -1 for v in inner.outputs if v >= 0}  # a branch's, in places outside
+            gone = ends if step.name == "cond" else usual.carried(step, inner)
+            inside = max(inside, _beside(body, gone))
         late = computed | {v for s in order if s > t for v in own.reads(region.steps[s])}
         late |= {own.root.get(v, v) for v in region.outputs if v >= 0}
-        free = arrays | {own.root.get(v, v) for v in renewed}
-        made = {v for s in region.steps[: t + 1] for v in s.makes} - {*own.made_over(step)}
+        free = arrays | places.keys()
+        over = {v for v in step.makes if v in own.over}  # in the place of one of `arrays`
+        made = {v for s in region.steps[: t + 1] for v in s.makes} - over
         here = sum(program.bytes[v] for v in arrays)
         most = max(most, here + inside + _cut(own, again, late, made, free))
     return most

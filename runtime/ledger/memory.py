@@ -39,9 +39,9 @@ _FEW = 16
 #: What makes several results element by element.
 _SEVERAL = frozenset(("threefry2x32",))
 #: What a library makes on GPUs, with its workspace beside the result.
-_PRODUCTS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
+PRODUCTS = frozenset(("dot_general", "conv_general_dilated", "ragged_dot_general"))
 #: What may give an array of its operands' shape, but not element by element.
-_WHOLE = _PRODUCTS | frozenset(
+_WHOLE = PRODUCTS | frozenset(
     "sort cumsum cumprod cummax cummin cumlogsumexp fft cholesky triangular_solve reduce_window "
     "reduce_window_sum reduce_window_max reduce_window_min select_and_scatter_add "
     "householder_product".split()
@@ -75,7 +75,7 @@ def held(
     Unless the compiler `reserves` places for results, they are held from when they are made.
     Products whose results have `library` bytes or more are a library's: it reads arrays, and
     leaves its workspace beside the result, over which nothing is written. Others compute what they
-    read that is made element by element of one array. If `all` is fused, as compilers may, nothing
+    read that is made element by element of one array, of floats of 32 bits or less. If `all` is fused, as compilers may, nothing
     is stored because several kernels read it. Branches and products with a vector then compute what
     they read, and reductions of few elements are made where they are read. If `none` is, every
     value has an array of its own, which shares no place, and so has what such a product sums.
@@ -189,7 +189,7 @@ class Held:
             v
             for step in steps
             for v in self.reads(step)
-            if v not in inside or step.name not in _PRODUCTS or self._is_library_s(step)
+            if v not in inside or not self._computes_arrays(step)
         }
 
     def _reduces_few(self, step: Step) -> bool:
@@ -202,7 +202,13 @@ class Held:
     def _is_library_s(self, step: Step) -> bool:
         """Whether a step is a product that a library makes, as it does all convolutions."""
         large = any(self.program.bytes[v] >= self.library for v in step.makes)
-        return step.name == "conv_general_dilated" or (step.name in _PRODUCTS and large)
+        return step.name == "conv_general_dilated" or (step.name in PRODUCTS and large)
+
+    def _computes_arrays(self, step: Step) -> bool:
+        """Whether a step is a product whose kernel may compute arrays that it reads."""
+        types = [self.program.types[v][1] for v in step.reads if v >= 0]
+        narrow = all("float" in t and t != "float64" for t in types)
+        return step.name in PRODUCTS and narrow and not self._is_library_s(step)
 
     def _is_of_one(self, step: Step) -> bool:
         """Whether a step reads one array of as many elements as it makes, besides scalars."""
@@ -374,27 +380,16 @@ class Held:
             own.arrays.pop(own.root.get(v, v), None)
         return own.most()
 
-    def made_over(self, step: Step) -> Sequence[int]:
-        """What a step makes that may be written over something that it reads."""
-        if step.name in REGIONS:
-            return step.makes[: _carries(step)]
-        return step.makes if self.writes_over(step) else ()
-
     def carried(self, step: Step, region: Region) -> dict[int, int]:
         """What a round of a loop leaves as a carry, and the input in whose place that is."""
-        count = _carries(step)
+        if step.name == "cond":
+            return {}
         first = step.params["num_consts"] if step.name == "scan" else 0
+        count = step.params["num_carry"] if step.name == "scan" else len(region.outputs)
         if step.name == "while":
             first = len(region.inputs) - count
         carries = zip(region.outputs, region.inputs[first : first + count], strict=False)
         return {v: old for v, old in carries if v >= 0}
-
-
-def _carries(step: Step) -> int:
-    """How many results of a loop are carries; a conditional has none."""
-    if step.name == "scan":
-        return int(step.params["num_carry"])
-    return len(step.makes) if step.name == "while" else 0
 
 
 def hands_on(step: Step) -> bool:

@@ -553,10 +553,12 @@ def _leaves_a_tuple(unit: Unit, program: FlatProgram, library_bytes: int | None)
 
 
 def _is_the_library_s(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:
-    """Whether a unit is a product of matrices that the library makes, where it makes any."""
+    """Whether a unit is a product of matrices that the library makes, where it makes any: those of
+    complex numbers are all its."""
     if library_bytes is None or not _is_product(program, unit):
         return False
-    return program.types[unit.outputs[0]].nbytes >= library_bytes
+    made = program.types[unit.outputs[0]]
+    return made.nbytes >= library_bytes or "complex" in made.dtype
 
 
 def _reads_arrays(unit: Unit, program: FlatProgram, library_bytes: int | None) -> bool:

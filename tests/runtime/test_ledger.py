@@ -264,6 +264,14 @@ def test_the_least_has_what_loops_carry_and_what_a_collective_makes() -> None:
     # The argument, the carry, and in a round its sum and the product.
     assert held_at_least(*read(rounds, (N, N)), [False]) == 4 * BLOCK
 
+    def stacked(x: jax.Array) -> jax.Array:
+        into = jnp.zeros((3, N, N))
+        loop = lax.scan(lambda c, k: (c.at[k].set(x * k), None), into, jnp.arange(3))
+        return jnp.sum(lax.psum(loop[0], "x"))
+
+    # The argument, and the stack: it is where its zeros were, and the sum where it was.
+    assert held_at_least(*read(stacked, (N, N)), [False]) // BLOCK == 4
+
     def gathered(x: jax.Array) -> jax.Array:
         return jnp.sum(lax.all_gather(x * 2.0, "x"))
 

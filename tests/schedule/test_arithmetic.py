@@ -13,6 +13,7 @@ import pytest
 import tapestry_egg as te
 from tapestry_egg.machine.target import load_target
 from tapestry_egg.plans.plan import Plan
+from tapestry_egg.runtime.emitted import emitted
 from tapestry_egg.runtime.lower.lower import lower
 from tapestry_egg.runtime.measure.hlo import hlo_stats
 from tapestry_egg.schedule.traffic import Traffic
@@ -143,3 +144,24 @@ def test_no_barrier_stores_what_kernels_compute_again() -> None:
     text = str(jax.make_jaxpr(lower(plan, platform="cuda"))(POINTS, MASSES))
     behind = re.findall(r"(.*) = optimization_barrier", text)
     assert behind and not any(f"[{N},{N}" in line for line in behind)
+
+
+def test_barriers_wait_by_what_is_stored() -> None:
+    """A product that reads what it computes, `tanh(x)`, and a gradient that is stored."""
+
+    def step(x: jax.Array, w: jax.Array, v: jax.Array) -> tuple[jax.Array, ...]:
+        def loss(x: jax.Array, w: jax.Array, v: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.tanh(x @ w + jnp.tanh(x) @ v.T) ** 2)
+
+        found, (gx, gw, gv) = jax.value_and_grad(loss, (0, 1, 2))(x, w, v)
+        return found, gx, w - gw - gv.T, v - gv
+
+    wide, square = (jax.ShapeDtypeStruct((n, 256), jnp.float32) for n in (512, 256))
+    settings = te.Settings(forms=0, work=0.1)
+    whole = 0
+    for plan in te.optimize(te.trace(step, wide, square, square), "h100:8", settings=settings):
+        text = str(emitted(plan))
+        for tanh in re.findall(r"(\w+):f32\[512,256\] = tanh a\n", text):
+            whole += 1
+            assert not re.search(rf" = optimization_barrier.*\b{tanh}\b", text)
+    assert whole
