@@ -75,9 +75,10 @@ def held(
     Unless the compiler `reserves` places for results, they are held from when they are made.
     Products whose results have `library` bytes or more are a library's: it reads arrays, and
     leaves its workspace beside the result, over which nothing is written. Others compute what they
-    read that is made element by element of one array, of floats of 32 bits or less. If `all` is fused, as compilers may, nothing
-    is stored because several kernels read it. Branches and products with a vector then compute what
-    they read, and reductions of few elements are made where they are read. If `none` is, every
+    read that is made element by element of one array, of floats of 32 bits or less. If `all` is
+    fused, as compilers may, nothing is stored because several kernels read it. Branches and
+    products with a vector then compute what they read, and reductions of few elements are made
+    where they are read. If `none` is, every
     value has an array of its own, which shares no place, and so has what such a product sums.
     """
     own = Held(program, region, library, fused)
