@@ -63,7 +63,10 @@ class Exchange:
     Where there are `states`, devices combine these instead: the collectives, each with the bytes
     that a device gives to it. `dim` is then an index dim, and `whole_bytes` is what a kernel reads
     and writes to combine them. If they are exchanged, each device combines its part of them, along
-    dim `scattered` of the result, and the parts are gathered."""
+    dim `scattered` of the result, and the parts are gathered.
+
+    Where there are neither rows nor states, a device cuts a box of `whole_bytes` out of what it has
+    of the operand, for a kernel that reads arrays."""
 
     operand: int
     dim: int
@@ -82,7 +85,7 @@ class Exchange:
     @property
     def is_rows(self) -> bool:
         """Whether rows are sent, and not states."""
-        return not self.states
+        return bool(self.low or self.high)
 
     @property
     def way(self) -> Way:
@@ -165,6 +168,7 @@ def _exchanges(
     ports = zip(signature.inputs, signature.input_types, needs, strict=True)
     for p, (projection, tensor, layout) in enumerate(ports):
         if not any(layout.dims) or in_blocks(projection, tensor, layout, cuts, signature.extents):
+            found += _cut_out(signature, p, layout, cuts, mesh)
             continue
         reach = reaches(signature, p, layout, cuts, mesh)
         local = list(layout.local_shape(tensor.shape, mesh))
@@ -191,6 +195,23 @@ def _exchanges(
             window[k] = begin, end = margined(r, local[k])
             local[k] = end - begin
     return (*found, *states_combined(signature, cuts, mesh))
+
+
+def _cut_out(
+    signature: OperationSignature, p: int, layout: Layout, cuts: Cuts, mesh: MeshShape
+) -> Iterator[Exchange]:
+    """The box that a device takes of operand p if it has more along some dim: kernels that go
+    element by element, or add up, read it where it lies."""
+    projection, tensor = signature.inputs[p], signature.input_types[p]
+    extents = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
+    held = layout.local_shape(tensor.shape, mesh)
+    box = [min(n, b) for n, b in zip(held, projection.footprint(extents), strict=True)]
+    some = [k for k, axes in enumerate(layout.dims) if not axes and box[k] < held[k]]
+    whole = projection.footprint(signature.extents)
+    some = [k for k in some if box[k] < whole[k]]
+    if signature.fusion == "kernel" and some:
+        nbytes = tensor.itemsize * prod(box)
+        yield Exchange(p, some[0], (), 0, 0, 0, nbytes, dtype=tensor.dtype)
 
 
 def states_combined(
