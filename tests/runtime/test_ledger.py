@@ -28,8 +28,10 @@ from tapestry_egg.extract.certify.recount import Walk
 from tapestry_egg.extract.front.front import Front
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.machine import costs, tiles
+from tapestry_egg.metakernels import registry
 from tapestry_egg.pipeline import Settings
 from tapestry_egg.plans import collectives, planned, specs
+from tapestry_egg.plans.exchanges import exchanges
 from tapestry_egg.plans.plan import Plan
 from tapestry_egg.runtime.compiled import donated_arguments
 from tapestry_egg.runtime.emitted import audit, emitted
@@ -424,6 +426,25 @@ def test_the_program_of_one_plan_is_not_what_another_promised(name: str) -> None
             if plan is not other and not alike and plan.mesh == other.mesh:
                 with pytest.raises(PlanError, match="the plan promised"):
                     check(plan, program)
+
+
+def test_what_a_convolution_reads_of_a_whole_image_is_an_array() -> None:
+    """Devices that compute rows of the result cut what they read, with margins, out of it."""
+    image, window = (
+        jax.ShapeDtypeStruct(s, jnp.bfloat16) for s in ((1, 64, 64, 64), (3, 3, 64, 64))
+    )
+    dims = ("NHWC", "HWIO", "NHWC")
+    program = te.trace(
+        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=dims),
+        image,
+        window,
+    )
+    front = te.optimize(program, "h100:8", settings=te.Settings(front=False))
+    assert not any(is_refused(p) for p in front)
+    signature = registry.signature_in(program.graph, program.graph.operations[0])
+    rows = tuple((0, 1) if d.name == "y0" else () for d in signature.index)
+    (box,) = exchanges(signature, rows, (Layout(((),) * 4),) * 2, MESH)
+    assert (box.operand, box.held(MESH)) == (0, 2 * (64 // 8 + 2) * 64 * 64)
 
 
 @pytest.mark.slow
