@@ -24,9 +24,11 @@ from tapestry_egg.runtime.lower.kernels.kernels import run_kernel
 from tapestry_egg.runtime.lower.kernels.pooling import lie_side_by_side, unpooled, unpooled_over
 from tapestry_egg.runtime.lower.lower import LocalBody, lower
 from tapestry_egg.runtime.lower.order import stored
+from tapestry_egg.runtime.measure.hlo import hlo_stats
 from tapestry_egg.tracing.trace import trace
 from tests.plans.plans import plan_by_hand
 from tests.runtime.lowered import equations, numbers, same
+from tests.schedule.test_lifetimes import h100s
 
 ALONE = MeshShape(("x",), (1,))
 ROWS, MATRICES = numbers(12, 5), numbers(4, 5, 3, seed=1)
@@ -92,6 +94,19 @@ def test_a_convolution_of_a_dilated_operand_reads_a_reversed_window() -> None:
     maker = {v: e.primitive.name for e in jaxpr.eqns for v in e.outvars}
     (convolution,) = [e for e in jaxpr.eqns if e.primitive.name == "conv_general_dilated"]
     assert maker[convolution.invars[1]] == "rev"  # and not through a barrier
+
+
+def test_gradients_of_transposed_convolutions_hold_what_is_promised() -> None:
+    """Their windows are larger than what they go over. Compiled for H100."""
+
+    def loss(w: Any, x: Any) -> Any:
+        y = lax.conv_transpose(x, w, (2, 2), "SAME")
+        return jnp.sum(jnp.concatenate([y, y * y], -1) ** 2)
+
+    x, w = (jax.ShapeDtypeStruct(s, jnp.float32) for s in ((16, 64, 64, 64), (2, 2, 64, 64)))
+    fast, *_ = optimize(trace(jax.grad(loss, (0, 1)), w, x), "h100:8")
+    compiled = hlo_stats(compile(fast, h100s()).compile())
+    assert compiled.peak_bytes == pytest.approx(fast.costs.peak_bytes, rel=0.03)
 
 
 def test_cpus_multiply_bfloat16_into_float32_in_any_order_of_dims() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from math import prod
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -39,6 +40,9 @@ def _convolution(call: Call) -> list[jax.Array]:
     """A convolution over a dilated operand is the gradient of a strided one, for which cuDNN has a
     kernel. XLA sees that by the reversal of the window (`MatchBackwardInput` of its conv_rewriter),
     which a barrier or a copy of the window hides; else it stores the operand dilated and padded.
+    Where the window is the larger, as in the gradient of a transposed convolution's weights, XLA
+    has the two change places, and both lie in another order than they are made in: a barrier keeps
+    their copies from being made with them.
 
     Where an operand is padded more on one side, a padded one is stored anyway. The barrier keeps
     that from being shared by the convolution and its gradient, and held in between.
@@ -46,7 +50,11 @@ def _convolution(call: Call) -> list[jax.Array]:
     from jax import lax
 
     operand, window = call.operands
-    space = call.params["dimension_numbers"].rhs_spec[2:]
+    dims = call.params["dimension_numbers"]
+    space = dims.rhs_spec[2:]
+    over = prod(operand.shape[d] for d in dims.lhs_spec[2:])
+    if over < prod(window.shape[d] for d in space):
+        return call.bind(*lax.optimization_barrier((operand, window)))
     if all(d == 1 for d in call.params["lhs_dilation"]):
         sides = zip(call.params["padding"], call.params["rhs_dilation"], strict=True)
         if not all(low in range(high, high + d) for (low, high), d in sides):
