@@ -12,7 +12,6 @@ import gc
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import gt
 
 # Collections of one generation before one of the next, and how many times as many new objects there
 # are before one of the youngest: everything is looked through after some seventy million.
@@ -44,8 +43,7 @@ def rarely_collected() -> Iterator[None]:
         with _lock:
             _inside -= 1
             if not _inside and _before is not None and gc.get_threshold() == _ours:
-                due = any(map(gt, gc.get_count()[1:], _before[1:]))
-                if due and not gc.get_freeze_count():
+                if gc.get_count()[2] > _before[2] and not gc.get_freeze_count():
                     # What is there is old now, as after a full collection: else one would come at
                     # once, for what was planned.
                     gc.freeze()
