@@ -1,18 +1,23 @@
 """GPT-2's train step at full size planned for eight H100s; the same step, tiny, run.
 
 Three plans of the tiny step run on eight simulated CPU devices, which give their numbers and their
-collectives. Seconds, bytes and joules of both fronts are predictions for the target.
+collectives. Seconds, bytes and joules of both fronts are predictions for the target. The tiny step
+is planned and run in a process of its own, while this one plans the other.
 
 python -m examples.demo [FOLDER]
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import tapestry_egg as te
 from models import gpt2
@@ -38,8 +43,9 @@ def pretrain_args() -> tuple[Any, ...]:
     return gpt2.arguments(TINY, optimizer=gpt2.PRETRAINING)
 
 
-def planned(name: str, config: Any, out: Path) -> te.Front:
-    """The front of a step, printed, and written with its graph and picture into `out`."""
+def planned(name: str, config: Any, out: Path, quiet: bool = False) -> te.Front:
+    """The front of a step, printed, and written with its graph and picture into `out`; `quiet`,
+    without its progress."""
     tokens = config.batch * config.sequence
     print(
         f"{name}: {config.layers} layers of width {config.width}, vocabulary "
@@ -47,7 +53,7 @@ def planned(name: str, config: Any, out: Path) -> te.Front:
         "tokens) a step"
     )
     args = gpt2.abstract(config, gpt2.PRETRAINING)
-    with reporter() as on_progress:
+    with contextlib.nullcontext() if quiet else reporter() as on_progress:
         program = te.trace(pretrain, *args, donate_argnums=(0, 1), name=name)
         te.save(program, out / f"{name}.json")
         front = te.optimize(program, TARGET, settings=EFFORT[name], on_progress=on_progress)
@@ -73,20 +79,44 @@ def chosen(front: te.Front) -> list[te.Plan]:
     return [fast, *sorted(between, key=distance)[:1], *([small] if small != fast else [])]
 
 
-def main(folder: str = "out/demo") -> None:
-    begin, out = time.perf_counter(), Path(folder)
-    out.mkdir(parents=True, exist_ok=True)
+def run_tiny(out: Path) -> bool:
+    """Plan the tiny step and run three of its plans; whether all agree with the original."""
     simulate_devices(DEVICES)
-    planned("gpt2", FULL, out)
-    front = planned("gpt2_tiny", TINY, out)
+    front = planned("gpt2_tiny", TINY, out, quiet=True)
     print(
         "\nXLA computes 16-bit values in 32 bits on CPUs, so compiled peaks are up to twice the "
         "planned.\n"
     )
     runs = list(rehearse_all(chosen(front), f"{__file__}:pretrain", repeat=1))
     print("\n\n".join(map(str, runs)))
+    return all(run.ok for run in runs)
+
+
+@contextlib.contextmanager
+def beside(out: Path) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """`run_tiny` in another process, and what it prints; it ends with the block."""
+    command = [sys.executable, "-m", "examples.demo", str(out), "tiny"]
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+        process = subprocess.Popen(command, stdout=said, stderr=said, text=True)
+        try:
+            yield process, said
+        finally:
+            process.kill()
+            process.wait()
+
+
+def main(folder: str = "out/demo", step: str = "both") -> None:
+    begin, out = time.perf_counter(), Path(folder)
+    out.mkdir(parents=True, exist_ok=True)
+    if step == "tiny":
+        sys.exit(not run_tiny(out))
+    with beside(out) as (process, said):
+        planned("gpt2", FULL, out)
+        failed = process.wait()
+        said.seek(0)
+        print(said.read(), end="")
     print(f"{time.perf_counter() - begin:.0f} s in all; written: {out}")
-    if not all(run.ok for run in runs):
+    if failed:
         sys.exit(1)
 
 

@@ -3,7 +3,7 @@
 Planning makes many objects, of which nearly all live until it ends or are freed by their counts.
 Each time that they have grown by some, Python looks through every object of the process, those of
 JAX and of the user's libraries included: that took up to a quarter of a first call, and freed
-nothing. The youngest objects are looked through as before.
+nothing. The youngest objects are looked through more rarely, too: of more at once, more are dead.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Collections of one generation before one of the next: everything is looked through after some
-# seven million new objects.
-_RARELY = 100
+# Collections of one generation before one of the next, and how many times as many new objects there
+# are before one of the youngest: everything is looked through after some seventy million.
+_RARELY, _YOUNG = 100, 10
 
 _lock = threading.Lock()
 _inside = 0  # how many are planning, in all threads
@@ -35,7 +35,7 @@ def rarely_collected() -> Iterator[None]:
         if _inside == 1:
             _before = gc.get_threshold()
             young, middle, old = _before
-            _ours = young, max(middle, _RARELY), max(old, _RARELY)
+            _ours = young * _YOUNG, max(middle, _RARELY), max(old, _RARELY)
             gc.set_threshold(*_ours)
     try:
         yield

@@ -108,6 +108,7 @@ class _Head(msgspec.Struct, frozen=True):
     tapestry_egg: str
 
 
+@rarely_collected()
 def save(obj: Program | BlockGraph | Plan | Front, path: str | Path) -> None:
     """Write a program, a graph, a plan or a front to `path`, whole or not at all.
 

@@ -167,7 +167,8 @@ class _Original:
         self.entry = load_entry(program) if program else None
         leaves = _leaves(self.entry, types) if self.entry else random_arguments(types, seed)
         self.leaves = [x if is_key(x) else np.asarray(x) for x in leaves]
-        self.run = jax.jit(emit(plan.program.graph if plan.program else plan.graph))
+        run = jax.jit(emit(plan.program.graph if plan.program else plan.graph))
+        self.run = run.lower(*self.fresh()).compile()
 
     def fresh(self) -> list[Any]:
         """The arguments again: those that are donated do not outlive a call."""
@@ -178,26 +179,20 @@ class _Original:
         return [jax.random.clone(x) if is_key(x) else x for x in self.leaves]
 
     @cached_property
-    def expected(self) -> list[Array]:
-        """What it gives."""
-        from tapestry_egg.runtime.measure.numerics import on_host
-
-        return [on_host(x) for x in self.run(*self.fresh())]
-
-    @cached_property
-    def seconds(self) -> float:
-        """How long it takes on one device."""
-        return _clock(lambda: self.run(*self.fresh()), self.repeat)
+    def ran(self) -> tuple[list[Array], float]:
+        """What it gives, and how long it takes on one device."""
+        return _ran(lambda: self.run(*self.fresh()), self.repeat)
 
     @cached_property
     def noise(self) -> list[float]:
         """How far its outputs move when its arguments change in their last places."""
         from tapestry_egg.runtime.measure.numerics import SHAKES, on_host, shaken
 
-        noise = [0.0] * len(self.expected)
+        expected, _ = self.ran
+        noise = [0.0] * len(expected)
         for k in range(SHAKES):
             moved = self.run(*(shaken(x, self.seed + k) for x in self.fresh()))
-            pairs = zip(noise, map(on_host, moved), self.expected, strict=True)
+            pairs = zip(noise, map(on_host, moved), expected, strict=True)
             noise = [max(n, _difference(m, e)) for n, m, e in pairs]
         return noise
 
@@ -215,23 +210,25 @@ class _Original:
 
         from tapestry_egg.runtime.compiled import compile
         from tapestry_egg.runtime.measure.compare import compare
-        from tapestry_egg.runtime.measure.numerics import accuracy, on_host
+        from tapestry_egg.runtime.measure.numerics import accuracy
 
         # Flat: what a plan file holds of the user's pytrees does not matter here.
         planned = compile(replace(plan, program=None))
-        found = [on_host(x) for x in planned(*self.fresh())]
+        compiled = planned.compile()
+        found, seconds = _ran(lambda: planned(*self.fresh()), self.repeat)
+        expected, original_seconds = self.ran
         names = plan.graph.output_names or tuple(f"output {i}" for i in range(len(found)))
         names = tuple(name or "result" for name in names)  # that of one alone has no path
-        differences = [_difference(f, e) for f, e in zip(found, self.expected, strict=True)]
+        differences = [_difference(f, e) for f, e in zip(found, expected, strict=True)]
         judged = accuracy(*self.standard, found) if self.standard else ()
         close = judged or all(share <= CLOSE for share in differences)
         return Rehearsal(
             plan=plan,
             platform=jax.devices()[0].platform,
             differences=tuple(zip(names, differences, strict=True)),
-            seconds=_clock(lambda: planned(*self.fresh()), self.repeat),
-            original_seconds=self.seconds,
-            comparison=compare(plan, planned.compile()),
+            seconds=seconds,
+            original_seconds=original_seconds,
+            comparison=compare(plan, compiled),
             accuracy=judged,
             noise=(0.0,) * len(differences) if close else tuple(self.noise),
         )
@@ -309,14 +306,17 @@ def _difference(found: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> 
     return float(apart.max() / scale) if np.isfinite(apart).all() else float("inf")
 
 
-def _clock(call: Any, repeat: int) -> float:
-    """Median seconds of a call, results waited for; the first, which compiles, is not counted."""
+def _ran(call: Any, repeat: int) -> tuple[list[Array], float]:
+    """What the first of `repeat` calls of something compiled gives, and their median seconds,
+    results waited for."""
     import jax
 
-    jax.block_until_ready(call())
-    seconds = []
-    for _ in range(repeat):
+    from tapestry_egg.runtime.measure.numerics import on_host
+
+    given, seconds = list[Any](), list[float]()
+    for _ in range(max(repeat, 1)):
         started = time.perf_counter()
-        jax.block_until_ready(call())
+        made = jax.block_until_ready(call())
         seconds.append(time.perf_counter() - started)
-    return statistics.median(seconds)
+        given = given or [on_host(x) for x in made]
+    return given, statistics.median(seconds)

@@ -88,10 +88,12 @@ class GraphRecord(
 
 @dataclass
 class SourceTable:
-    """Source lines by number, so that a line is written once."""
+    """Source lines by number, so that a line is written once; and the records of operations, which
+    several forms of a program have in common."""
 
     rows: list[SourceRecord] = field(default_factory=list)
     _numbers: dict[Source, int] = field(default_factory=dict)
+    _operations: dict[int, tuple[Operation, OperationRecord]] = field(default_factory=dict)
 
     def put(self, source: Source) -> int | None:
         return None if source == Source() else self.row(source)
@@ -104,6 +106,12 @@ class SourceTable:
             self.rows.append(row)
         return self._numbers[source]
 
+    def operation(self, op: Operation, place: str) -> OperationRecord:
+        """The record of an operation, made once. Raises as `graph_record` does."""
+        if id(op) not in self._operations:
+            self._operations[id(op)] = op, _operation_record(op, place, self)
+        return self._operations[id(op)][1]
+
 
 # ---- to documents ------------------------------------------------------------------------------
 
@@ -115,12 +123,7 @@ def graph_record(graph: BlockGraph, sources: SourceTable) -> GraphRecord:
         return {str(v): constant_form(of[v], graph.values[v]) for v in of if v not in but}
 
     def operations(of: Sequence[Operation]) -> list[OperationRecord]:
-        return [
-            _operation_record(
-                op, f"{graph.name}, operation {i} ({op.kernel}, {op.source})", sources
-            )
-            for i, op in enumerate(of)
-        ]
+        return [sources.operation(op, f"{graph.name}, operation {i}") for i, op in enumerate(of)]
 
     before = graph.prepared
     computed = {v for op in before.operations for v in op.outputs} if before else set()
@@ -147,12 +150,12 @@ def graph_document(graph: BlockGraph) -> dict[str, Any]:
     return msgspec.to_builtins(graph_record(graph, SourceTable()))  # type: ignore[no-any-return]
 
 
-def _operation_record(op: Operation, where: str, sources: SourceTable) -> OperationRecord:
+def _operation_record(op: Operation, place: str, sources: SourceTable) -> OperationRecord:
     held = [name for name, value in op.params.items() if handles_in(value)]
     if held:
         raise GraphError(
             f"holds an object of this process ({', '.join(held)})",
-            where=where,
+            where=f"{place} ({op.kernel}, {op.source})",
             hint="Such a graph can be optimized and run here, but not stored. To store it, take "
             "the callback, mesh or hand-written kernel out of the function.",
         )

@@ -30,6 +30,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, TensorType
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, PlannedCollective, Strategy
 from tapestry_egg.tracing import codec
+from tapestry_egg.tracing.graph_documents import SourceTable, graph_from_record, graph_record
 from tapestry_egg.tracing.trace import Program, trace
 
 
@@ -117,6 +118,20 @@ def test_bare_graphs_become_programs(tmp_path: Path) -> None:
     loaded = load(tmp_path / "g.json")
     assert isinstance(loaded, Program) and same_graph(loaded.graph, traced().graph)
     assert len(loaded.flatten(*jax.tree.leaves(arguments()))) == 3
+
+
+def test_operations_that_graphs_share_are_recorded_once() -> None:
+    graph, table = traced().graph, SourceTable()
+    other = dataclasses.replace(graph, operations=graph.operations[::-1])
+    changed = [dataclasses.replace(op, scope=f"layer {k}") for k, op in enumerate(graph.operations)]
+    scoped = dataclasses.replace(graph, operations=tuple(changed))
+    records = [graph_record(g, table) for g in (graph, other, scoped)]
+    for one, same in zip(records[0].operations, records[1].operations[::-1], strict=True):
+        assert one is same
+    for g, record in zip((graph, scoped), (records[0], records[2]), strict=True):
+        alone = SourceTable()
+        assert same_graph(graph_from_record(record, table.rows), g)
+        assert same_graph(graph_from_record(graph_record(g, alone), alone.rows), g)
 
 
 def test_files_read_well(tmp_path: Path) -> None:

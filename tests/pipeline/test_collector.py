@@ -27,7 +27,7 @@ def test_while_a_call_is_planned_full_collections_are_rare() -> None:
         lambda x: x * 2.0, cache=False, on_progress=lambda _: seen.append(gc.get_threshold())
     )
     step(np.ones(64, np.float32))
-    assert {s[0] for s in seen} == {600} and min(s[1] * s[2] for s in seen) >= 10_000
+    assert min(s[0] for s in seen) >= 6000 and min(s[1] * s[2] for s in seen) >= 10_000
     assert gc.get_threshold() == (600, 8, 9)
 
 
@@ -56,7 +56,7 @@ def test_what_the_user_sets_meanwhile_stays() -> None:
     assert gc.get_threshold() == (500, 7, 6)
     gc.set_threshold(500, 7, 5000)
     with pytest.raises(KeyError), rarely_collected():
-        assert gc.get_threshold() == (500, 100, 5000)
+        assert gc.get_threshold() == (5000, 100, 5000)
         raise KeyError
     assert gc.get_threshold() == (500, 7, 5000)
 
@@ -66,7 +66,8 @@ def test_no_full_collection_follows_at_once() -> None:
     gc.unfreeze()  # what was imported, see conftest.py
     gc.set_threshold(100, 2, 3)
     gc.collect()
-    full: list[int] = []
+    # Python looks through everything only once it has grown by a quarter.
+    full, many = list[int](), 600_000 + len(gc.get_objects()) // 2
 
     def heard(phase: str, info: dict[str, int]) -> None:
         full.append(info["generation"] == 2 and phase == "start")
@@ -74,7 +75,7 @@ def test_no_full_collection_follows_at_once() -> None:
     gc.callbacks.append(heard)
     try:
         with rarely_collected():
-            kept = [[] for _ in range(20_000)]  # type: ignore[var-annotated]
+            kept = [[] for _ in range(many)]  # type: ignore[var-annotated]
         few = [[] for _ in range(300)]  # type: ignore[var-annotated]
     finally:
         gc.callbacks.remove(heard)

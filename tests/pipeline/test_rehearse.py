@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -57,18 +57,25 @@ def test_of_several_plans_each_is_held_against_the_original_which_runs_once(
         return Wrong(found) if len(plans) == 2 else found
 
     monkeypatch.setattr(compiling, "compile", second_is_wrong)
-    shown = list(rehearse_all((plan, plan, plan), str(file), repeat=1))
-    assert [x.ok for x in shown] == [True, False, True]
-    assert len(plans) == 3 and len(asked) == 1
+    for repeat in (1, 2):
+        for known in (plans, asked, Wrong.calls):
+            known.clear()
+        shown = list(rehearse_all((plan, plan, plan), str(file), repeat=repeat))
+        assert [x.ok for x in shown] == [True, False, True]
+        assert all(x.seconds > 0.0 and x.original_seconds > 0.0 for x in shown)
+        assert len(plans) == 3 and len(asked) == 1 and len(Wrong.calls) == repeat
 
 
 class Wrong:
-    """A compiled plan whose first output is 2 % off."""
+    """A compiled plan whose first output is 2 % off; it counts its calls."""
+
+    calls: ClassVar[list[object]] = []
 
     def __init__(self, plan: Any) -> None:
         self._plan, self.compile = plan, plan.compile
 
     def __call__(self, *arguments: Any) -> Any:
+        self.calls.append(arguments)
         first, *rest = self._plan(*arguments)
         return [first * 1.02, *rest]
 
