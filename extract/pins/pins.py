@@ -58,7 +58,7 @@ def read_pins(graph: BlockGraph, pins: Pins | None) -> tuple[Pin, ...]:
     Raises ExtractError for a path that no input has, and for a layout that is malformed or has more
     dims than an input below its path.
     """
-    names = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
+    names = graph.input_paths
     specs = {path: _spec(f"pins[{path!r}]", spec) for path, spec in (pins or {}).items()}
     for path in specs:
         if not any(is_below(path, name) for name in names):
@@ -101,7 +101,7 @@ def constrained_outputs(graph: BlockGraph) -> tuple[Pin, ...]:
     for j, v in enumerate(graph.outputs):
         if v in made:
             asked = Constraint.of(made[v].params)
-            name = graph.output_names[j] if graph.output_names else f"[{j}]"
+            name = graph.output_paths[j]
             where = f"the constraint of output {name or 0}"
             shape = graph.values[v].shape
             found.append(Pin(j, name, where, shape, asked.dims, True, asked.axes))

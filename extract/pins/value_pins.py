@@ -68,7 +68,7 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
     inputs: dict[str, Spec] = {}
     inside: dict[tuple[Path, int], ValuePin] = {}
     results: list[Pin] = []
-    names = _input_names(graph)
+    names = graph.input_paths
     for word, name, spec in _each(graph, pins or {}):
         found = _named(graph, name)
         if found is None:
@@ -98,8 +98,8 @@ def split_pins(graph: BlockGraph, pins: Pins | None) -> SplitPins:
 def _each(graph: BlockGraph, pins: Pins) -> Iterator[tuple[str, str, Spec]]:
     """The user's words, each with what it names in full, and the layout: first those that name one
     thing, then what patterns name besides."""
-    names = _input_names(graph)
-    given = [*names, *(f"{_RESULT}{path}" for path in _output_names(graph))]
+    names = graph.input_paths
+    given = [*names, *(f"{_RESULT}{path}" for path in graph.output_paths)]
     said: set[str] = set()
     for word, spec in pins.items():
         if "*" not in word:
@@ -140,7 +140,7 @@ def _pin_input(
     graph: BlockGraph, inputs: dict[str, Spec], path: str, spec: Spec, word: str
 ) -> None:
     if path in inputs:  # two words for it: its path, which is that of a whole array, and its number
-        value = graph.inputs[_input_names(graph).index(path)]
+        value = graph.inputs[graph.input_paths.index(path)]
         where, tensor = f"pins[{word!r}]", graph.values[value]
         dims = [pin_of(-1, path, tensor, s, where).dims for s in (inputs[path], spec)]
         if dims[0] != dims[1]:
@@ -150,14 +150,6 @@ def _pin_input(
                 hint="Give one of them.",
             )
     inputs[path] = spec
-
-
-def _output_names(graph: BlockGraph) -> tuple[str, ...]:
-    return graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
-
-
-def _input_names(graph: BlockGraph) -> tuple[str, ...]:
-    return graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
 
 
 def constrained(graph: BlockGraph, pins: tuple[ValuePin, ...]) -> BlockGraph:
@@ -259,7 +251,7 @@ def _is_result(word: str) -> bool:
 def _position(graph: BlockGraph, word: str) -> int:
     """Which result a word names."""
     path = word.removeprefix(_RESULT)
-    names = _output_names(graph)
+    names = graph.output_paths
     if path not in names:
         choice = close_paths(path, names)
         raise ExtractError(

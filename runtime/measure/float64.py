@@ -14,13 +14,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.extend.core import Literal, jaxpr_as_fun
+from jax.extend.core import jaxpr_as_fun
 
-from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE
-from tapestry_egg.tracing.control_flow import switched, with_counts
+from tapestry_egg.tracing.control_flow import bound, controlled, evaluated, opened, solver
 from tapestry_egg.tracing.jaxprs import INLINED
-from tapestry_egg.tracing.shard_maps import opened
 
 #: What speaks of the bits of floats, or of their distances.
 _OF_BITS = frozenset(("bitcast_convert_type", "nextafter"))
@@ -33,23 +30,16 @@ def in_float64(fn: Callable[..., Any], args: Sequence[Any]) -> list[jax.Array]:
     own = [jnp.asarray(x) for x in jax.tree.leaves(tuple(args))]
     with jax.enable_x64(True):
         wide = [_wide(x) for x in own]
-        return jax.jit(lambda *xs: _computed(program.jaxpr, program.consts, xs))(*wide)
+        return jax.jit(lambda *xs: _computed(program, xs))(*wide)
 
 
-def _computed(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+def _computed(callee: Any, arguments: Sequence[Any]) -> list[Any]:
     """The outputs of a jaxpr, wide, of wide arguments."""
-    values = dict(zip(jaxpr.constvars, map(_wide, consts), strict=True))
-    values.update(zip(jaxpr.invars, arguments, strict=True))
 
-    def read(v: Any) -> Any:
-        if not isinstance(v, Literal):
-            return values[v]
-        aval: Any = v.aval
-        return _wide(jnp.asarray(v.val, aval.dtype))
+    def constant(x: Any, aval: Any) -> Any:
+        return _wide(x if isinstance(x, jax.Array) else jnp.asarray(x, aval.dtype))
 
-    for eqn in jaxpr.eqns:
-        values.update(zip(eqn.outvars, _applied(eqn, [read(v) for v in eqn.invars]), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+    return evaluated(callee, arguments, _applied, constant)
 
 
 def _applied(eqn: Any, xs: Sequence[Any]) -> Sequence[Any]:
@@ -57,16 +47,19 @@ def _applied(eqn: Any, xs: Sequence[Any]) -> Sequence[Any]:
     name, params = eqn.primitive.name, eqn.params
     if name in INLINED:
         callee = next(params[k] for k in INLINED[name] if k in params)
-        return _computed(*opened(callee), xs)
-    if name in _CONTROL:
-        return _CONTROL[name](params, xs)
+        return _computed(callee, xs)
+    if name == "custom_linear_solve":
+        return _computed(*solver(params, xs))
+    made: Sequence[Any] | None = controlled(name, params, xs, _computed)
+    if made is not None:
+        return made
     if name == "reduce_precision":
         return xs
     drawn = name.startswith(("random_", "rng_"))
     if drawn or name in _OF_BITS or eqn.effects or "result_avals" in params:
         return _as_written(eqn, xs)
     try:
-        return _bound(eqn.primitive, _wide_params(params), xs)
+        return [_wide(x) for x in bound(eqn.primitive, _wide_params(params), xs)]
     except (TypeError, NotImplementedError):
         return _as_written(eqn, xs)
 
@@ -76,14 +69,7 @@ def _as_written(eqn: Any, xs: Sequence[Any]) -> Sequence[Any]:
         x.astype(v.aval.dtype) if _wider(v.aval.dtype) else x
         for x, v in zip(xs, eqn.invars, strict=True)
     ]
-    return _bound(eqn.primitive, eqn.params, own)
-
-
-def _bound(primitive: Any, params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
-    bound = primitive.get_bind_params(dict(params))
-    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
-    made = primitive.bind(*functions, *xs, **bound)
-    return [_wide(x) for x in (made if primitive.multiple_results else [made])]
+    return [_wide(x) for x in bound(eqn.primitive, eqn.params, own)]
 
 
 def _wide_params(params: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,71 +90,12 @@ def _wide_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 def _wide_scalars(callee: Any) -> Any:
     """A computation on scalars, on wide ones."""
-    jaxpr, consts = opened(callee)
+    jaxpr, _ = opened(callee)
     if any(v.aval.shape for v in jaxpr.invars):
         raise TypeError("no computation on scalars")
     given = [jax.ShapeDtypeStruct((), _wider(v.aval.dtype) or v.aval.dtype) for v in jaxpr.invars]
-    made = jax.make_jaxpr(lambda *xs: _computed(jaxpr, consts, xs))(*given)
+    made = jax.make_jaxpr(lambda *xs: _computed(callee, xs))(*given)
     return made if hasattr(callee, "consts") else made.jaxpr
-
-
-# Control flow: its parameters and operands, to its results
-
-
-def _scan(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
-    said = with_counts(params)
-    first, count = said["num_consts"], said["num_carry"]
-    jaxpr, consts = opened(said["jaxpr"])
-
-    def step(carry: Any, rows: Any) -> Any:
-        made = _computed(jaxpr, consts, [*xs[:first], *carry, *rows])
-        return made[:count], made[count:]
-
-    begin, rows = list(xs[first : first + count]), list(xs[first + count :])
-    end, stacks = lax.scan(step, begin, rows, said["length"], said["reverse"])
-    return [*end, *stacks]
-
-
-def _while(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
-    asks, makes = params["cond_nconsts"], params["body_nconsts"]
-    condition, body = opened(params["cond_jaxpr"]), opened(params["body_jaxpr"])
-
-    def which(carry: Any) -> Any:
-        return _computed(*condition, [*xs[:asks], *carry])[0]
-
-    def step(carry: Any) -> Any:
-        # Of loops that run together, those that have ended keep what they carry.
-        run = which(carry)
-        made = _computed(*body, [*xs[asks : asks + makes], *carry])
-        if not run.ndim:
-            return made
-        rows = [run.reshape(run.shape + (1,) * (x.ndim - run.ndim)) for x in made]
-        return [jnp.where(r, x, old) for r, x, old in zip(rows, made, carry, strict=True)]
-
-    begin = list(xs[asks + makes :])
-    return list(lax.while_loop(lambda carry: jnp.any(which(carry)), step, begin))
-
-
-def _cond(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
-    def branch(callee: Any) -> Callable[..., Any]:
-        return lambda *given: _computed(*opened(callee), given)
-
-    return list(switched(params, [branch(b) for b in params["branches"]], xs))
-
-
-def _linear_solve(params: Mapping[str, Any], xs: Sequence[Any]) -> Sequence[Any]:
-    lengths = params["const_lengths"]
-    begin = lengths.matvec + lengths.vecmat
-    given = [*xs[begin : begin + lengths.solve], *xs[sum(lengths) :]]
-    return _computed(*opened(params["jaxprs"].solve), given)
-
-
-_CONTROL: dict[str, Callable[[Mapping[str, Any], Sequence[Any]], Sequence[Any]]] = {
-    COND: _cond,
-    "custom_linear_solve": _linear_solve,
-    SCAN: _scan,
-    WHILE: _while,
-}
 
 
 def _wide(x: Any) -> Any:

@@ -447,17 +447,10 @@ def _group(i: Instruction, devices: int) -> int:
 
 def _largest_cycle(pairs: str) -> int:
     """Devices in the largest set that the pairs `{{0,1},{1,0}}` connect."""
-    leader: dict[int, int] = {}
+    import networkx as nx
 
-    def find(x: int) -> int:
-        while leader.setdefault(x, x) != x:
-            x = leader[x]
-        return x
-
-    for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs):
-        leader[find(int(a))] = find(int(b))
-    members = [find(x) for x in leader]
-    return max((members.count(x) for x in set(members)), default=1)
+    sent = nx.Graph(re.findall(r"\{(\d+),(\d+)\}", pairs))
+    return max(map(len, nx.connected_components(sent)), default=1)
 
 
 # Flops of the products and convolutions in an HLO text.

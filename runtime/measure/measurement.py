@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tapestry_egg.atomic import write_atomic
+from tapestry_egg.columns import columns
 from tapestry_egg.errors import TapestryError
 from tapestry_egg.machine.costs import collective_seconds
 from tapestry_egg.plans.cost_table import CostPart
@@ -222,19 +223,11 @@ class Measurement:
                     *(f"{x:g}×" if x else "-" for x in (r.planned_count, r.measured_count)),
                 ]
             )
-        widths = [max(len(row[k]) for row in cells) for k in range(len(cells[0]))]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if k == 0 else cell.rjust(w)
-                for k, (cell, w) in enumerate(zip(row, widths, strict=True))
-            ).rstrip()
-            for row in cells
-        ]
         head = (
             f"plan {self.plan} of {self.graph}, planned for {self.target}, run on {self.device}: "
             f"{TIME.format(self.step_seconds)} a step, planned {TIME.format(self.planned_seconds)}"
         )
-        return "\n".join([head, *lines])
+        return "\n".join([head, columns(cells, right=range(1, 6))])
 
 
 def rows_of(

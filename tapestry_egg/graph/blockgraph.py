@@ -202,6 +202,16 @@ class BlockGraph:
         return (a.shape, a.dtype) == (b.shape, b.dtype)
 
     @property
+    def input_paths(self) -> tuple[str, ...]:
+        """The paths by which a user names the inputs: by number where they have no names."""
+        return self.input_names or tuple(f"[{i}]" for i in range(len(self.inputs)))
+
+    @property
+    def output_paths(self) -> tuple[str, ...]:
+        """The same of the outputs."""
+        return self.output_names or tuple(f"[{j}]" for j in range(len(self.outputs)))
+
+    @property
     def size(self) -> int:
         """How many operations there are, those of regions included."""
         return len(self.operations) + sum(r.size for op in self.operations for r in op.regions)

@@ -11,7 +11,7 @@ from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.graph.loops import stacked, taken
 from tapestry_egg.metakernels import registry
 
-from .collectives import after, traffic, wire_bytes
+from .collectives import Traffic, after, traffic, wire_bytes
 from .exchanges import Exchange, Reader, exchanges_of, rounds, together
 from .fetch import Fetch, fetches
 from .plan import BodyPlan, Change, Plan, PlannedCollective
@@ -75,20 +75,8 @@ def _of_body(
             layout, type_ = f.have, wide.get(f.value, graph.values[f.value])
             for step in f.steps:
                 if moved := traffic(step, layout, type_, mesh):
-                    planned = PlannedCollective(
-                        kind=moved.kind,
-                        axes=tuple(mesh.names[a] for a in moved.axes),
-                        group=moved.group,
-                        payload_bytes=moved.payload_bytes,
-                        wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, moved.group),
-                        count=times * moved.count,
-                        value=f"%{f.value} {type_}",
-                        reader=f"{op.kernel} #{k}" if op else "output",
-                        source=f"{op.source.file}:{op.source.line}"
-                        if op and op.source.file
-                        else "",
-                        merged=f.merged,
-                    )
+                    value = f"%{f.value} {type_}"
+                    planned = _planned(moved, value, k, op, mesh, times, f.merged)
                     found.append(Moved(planned, path, k, f, step, layout))
                 layout = after(step, layout)
         if op is not None and registry.runs_once(op) and not op.regions and mesh.devices > 1:
@@ -163,8 +151,9 @@ def _rows(
             k, e = piece.reader, piece.exchange
             v, type_ = operations[k].inputs[e.operand], sent(k, e)
             payload = piece.nbytes // max(values[v].itemsize, 1) * max(type_.itemsize, 1)
-            planned = _planned("permute", k, body, e, payload, mesh, times)
-            planned = replace(planned, value=f"%{v} {type_}", merged=merged)
+            moved = Traffic("permute", e.axes, payload, mesh.parts(e.axes))
+            value = f"%{v} {type_}"
+            planned = _planned(moved, value, k, operations[k], mesh, times, merged)
             layout, rows = body.strategies[k].needs[e.operand], (piece.low, piece.high)
             found.append(Moved(planned, path, k, layout=layout, exchange=e, rows=rows))
     return found
@@ -179,32 +168,16 @@ def _states(
     path: tuple[tuple[int, int], ...],
 ) -> list[Moved]:
     """The states that devices gather or exchange for an operation."""
-    found = []
+    op, found = body.graph.operations[k], []
     for e in exchanges:
+        v, group = op.inputs[e.operand], mesh.parts(e.axes)
+        value = f"%{v} {body.graph.values[v]}"
         for kind, n in e.states:
-            payload = n * (mesh.parts(e.axes) if kind == "all_gather" else 1)
-            planned = _planned(kind, k, body, e, payload, mesh, times)
+            moved = Traffic(kind, e.axes, n * (group if kind == "all_gather" else 1), group)
+            planned = _planned(moved, value, k, op, mesh, times)
             layout = body.strategies[k].needs[e.operand]
             found.append(Moved(planned, path, k, layout=layout, exchange=e))
     return found
-
-
-def _planned(
-    kind: str, k: int, body: BodyPlan, e: Exchange, payload: int, mesh: MeshShape, times: int
-) -> PlannedCollective:
-    op, group = body.graph.operations[k], mesh.parts(e.axes)
-    v = op.inputs[e.operand]
-    return PlannedCollective(
-        kind=kind,
-        axes=tuple(mesh.names[a] for a in e.axes if mesh.sizes[a] > 1),
-        group=group,
-        payload_bytes=payload,
-        wire_bytes=wire_bytes(kind, payload, group),
-        count=times,
-        value=f"%{v} {body.graph.values[v]}",
-        reader=f"{op.kernel} #{k}",
-        source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
-    )
 
 
 def _sent(
@@ -214,18 +187,31 @@ def _sent(
     found = []
     signature = registry.opaque(op.kernel, (), [graph.values[v] for v in op.outputs], once=True)
     for q, tensor in enumerate(signature.sent_types):
-        payload = tensor.nbytes
-        found.append(
-            PlannedCollective(
-                kind="all_reduce",
-                axes=tuple(n for n, size in zip(mesh.names, mesh.sizes, strict=True) if size > 1),
-                group=mesh.devices,
-                payload_bytes=payload,
-                wire_bytes=wire_bytes("all_reduce", payload, mesh.devices),
-                count=times,
-                value=f"%{op.outputs[q]} {tensor}" if q < len(op.outputs) else "whether it failed",
-                reader=f"{op.kernel} #{k}",
-                source=f"{op.source.file}:{op.source.line}" if op.source.file else "",
-            )
-        )
+        moved = Traffic("all_reduce", tuple(range(len(mesh.sizes))), tensor.nbytes, mesh.devices)
+        value = f"%{op.outputs[q]} {tensor}" if q < len(op.outputs) else "whether it failed"
+        found.append(_planned(moved, value, k, op, mesh, times))
     return found
+
+
+def _planned(
+    moved: Traffic,
+    value: str,
+    k: int,
+    op: Operation | None,
+    mesh: MeshShape,
+    times: int,
+    merged: int = 0,
+) -> PlannedCollective:
+    """What moves of a value for operation `k`, or for the outputs, if that runs so many times."""
+    return PlannedCollective(
+        kind=moved.kind,
+        axes=tuple(mesh.names[a] for a in moved.axes if mesh.sizes[a] > 1),
+        group=moved.group,
+        payload_bytes=moved.payload_bytes,
+        wire_bytes=wire_bytes(moved.kind, moved.payload_bytes, moved.group),
+        count=times * moved.count,
+        value=value,
+        reader=f"{op.kernel} #{k}" if op else "output",
+        source=f"{op.source.file}:{op.source.line}" if op and op.source.file else "",
+        merged=merged,
+    )

@@ -6,10 +6,13 @@ not hold is left out. That one rule covers every way in which the operand may be
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from tapestry_egg.graph.blockgraph import TensorType
+from tapestry_egg.zspace import ZRange
 
 from .call import Array, Call, Reference, wide
 
@@ -76,39 +79,55 @@ def _fill(dtype: np.dtype[Any], value: Any) -> Any:
     return True if dtype.kind == "b" else np.nan
 
 
-def _gather(call: Call) -> Array:
-    x, indices = call.operands
-    dims, sizes, shape = call.params["dimension_numbers"], call.params["slice_sizes"], call.types[0]
-    box, out = call.inputs[0], call.outputs[0]
-    removed = (*dims["collapsed_slice_dims"], *dims["operand_batching_dims"])
-    window = [d for d in range(x.ndim) if d not in removed]
-    places = [d for d in range(out.rank) if d not in dims["offset_dims"]]
+#: Names of dims: those of the operand that indices number, those of the indices that batch dims of
+#: the operand follow, those of the result or the updates that windows have, and those of the
+#: operand that windows have one element of.
+_READS = "start_index_map start_indices_batching_dims offset_dims collapsed_slice_dims".split()
+_WRITES = (
+    "scatter_dims_to_operand_dims scatter_indices_batching_dims update_window_dims "
+    "inserted_window_dims"
+).split()
+
+
+def _places(
+    call: Call, names: Sequence[str], sizes: Sequence[int], box: ZRange
+) -> tuple[list[Array], Array]:
+    """Per dim of the operand, in global coordinates, where windows of these sizes have the elements
+    of a box of the result or the updates; and whether each window is inside."""
+    indices, shape = call.operands[1], call.types[0].shape
+    dims = call.params["dimension_numbers"]
+    numbered, batch, inside_windows, single = (dims[name] for name in names)
+    batched = dims["operand_batching_dims"]
+    window = [d for d in range(len(shape)) if d not in (*single, *batched)]
+    apart = [d for d in range(box.rank) if d not in inside_windows]
     starts = [
-        _spread(indices[..., j].astype(np.int64), places, out.rank)
-        for j in range(indices.shape[-1])
+        _spread(indices[..., j].astype(np.int64), apart, box.rank) for j in range(indices.shape[-1])
     ]
-    inside = _legal(starts, dims["start_index_map"], sizes, shape.shape)
-    coordinates: list[Array] = []
-    for d in range(x.ndim):
-        at: Any = np.zeros([1] * out.rank, np.int64)
-        if d in dims["start_index_map"]:
-            start = starts[dims["start_index_map"].index(d)]
-            at = at + np.clip(start, 0, shape.shape[d] - sizes[d])
+    coordinates = []
+    for d in range(len(shape)):
+        at: Any = np.zeros([1] * box.rank, np.int64)
+        if d in numbered:
+            at = at + np.clip(starts[numbered.index(d)], 0, shape[d] - sizes[d])
         if d in window:
-            o = dims["offset_dims"][window.index(d)]
-            at = at + _along(np.arange(out.start[o], out.end[o]), o, out.rank)
-        if d in dims["operand_batching_dims"]:
-            k = dims["operand_batching_dims"].index(d)
-            b = dims["start_indices_batching_dims"][k]
-            batch = np.arange(call.inputs[1].start[b], call.inputs[1].end[b])
-            at = at + _along(batch, places[b], out.rank)
-        coordinates.append(np.broadcast_to(at, out.shape))
-    value, held = _read(x, coordinates, box.start)
+            w = inside_windows[window.index(d)]
+            at = at + _along(np.arange(box.start[w], box.end[w]), w, box.rank)
+        if d in batched:
+            b = batch[batched.index(d)]
+            rows = np.arange(call.inputs[1].start[b], call.inputs[1].end[b])
+            at = at + _along(rows, apart[b], box.rank)
+        coordinates.append(np.broadcast_to(at, box.shape))
+    return coordinates, np.broadcast_to(_legal(starts, numbered, sizes, shape), box.shape)
+
+
+def _gather(call: Call) -> Array:
+    x = call.operands[0]
+    coordinates, inside = _places(call, _READS, call.params["slice_sizes"], call.outputs[0])
+    value, held = _read(x, coordinates, call.inputs[0].start)
     value = np.where(held, value, np.zeros((), x.dtype))
     if call.params["mode"] == "FILL_OR_DROP":
         # Every shard knows which reads are outside; one of them answers for all.
         fill = _fill(x.dtype, call.params.get("fill_value")) if call.first else 0
-        value = np.where(np.broadcast_to(inside, out.shape), value, fill)
+        value = np.where(inside, value, fill)
     return value
 
 
@@ -126,54 +145,31 @@ def scatter(combine: Callable[[Array, Any, Array], None] | None) -> Reference:
     of its dtype. Without it they overwrite what is there."""
 
     def apply(call: Call) -> Array:
-        x, indices, updates = call.operands
-        dims, shape = call.params["dimension_numbers"], call.types[0].shape
-        box, given = call.inputs[0], call.inputs[2]
-        window, places, sizes = _windows(call)
-        starts = [
-            _spread(indices[..., j].astype(np.int64), places, updates.ndim)
-            for j in range(indices.shape[-1])
-        ]
-        mapped = dims["scatter_dims_to_operand_dims"]
-        inside = _legal(starts, mapped, sizes, shape)
-        held: Any = inside if call.params["mode"] != "CLIP" else np.True_
-        local: list[Array] = []
-        for d in range(x.ndim):
-            at: Any = np.zeros([1] * updates.ndim, np.int64)
-            if d in mapped:
-                at = at + np.clip(starts[mapped.index(d)], 0, shape[d] - sizes[d])
-            if d in window:
-                w = dims["update_window_dims"][window.index(d)]
-                at = at + _along(np.arange(given.start[w], given.end[w]), w, updates.ndim)
-            if d in dims["operand_batching_dims"]:
-                k = dims["operand_batching_dims"].index(d)
-                b = dims["scatter_indices_batching_dims"][k]
-                batch = np.arange(call.inputs[1].start[b], call.inputs[1].end[b])
-                at = at + _along(batch, places[b], updates.ndim)
-            local.append(np.broadcast_to(at - box.start[d], updates.shape))
-            held = held & (local[d] >= 0) & (local[d] < x.shape[d])
-        chosen = np.broadcast_to(held, updates.shape)
-        out, at = wide(x).copy(), tuple(places[chosen] for places in local)
+        x, _, updates = call.operands
+        sizes = window_sizes(call.params["dimension_numbers"], call.types)
+        coordinates, inside = _places(call, _WRITES, sizes, call.inputs[2])
+        local = [at - first for at, first in zip(coordinates, call.inputs[0].start, strict=True)]
+        chosen = inside if call.params["mode"] != "CLIP" else np.ones(updates.shape, bool)
+        for at, n in zip(local, x.shape, strict=True):
+            chosen = chosen & (at >= 0) & (at < n)
+        out, written = wide(x).copy(), tuple(at[chosen] for at in local)
         if combine is None:
-            out[at] = updates[chosen]
+            out[written] = updates[chosen]
         else:
-            combine(out, at, updates[chosen].astype(out.dtype))
+            combine(out, written, updates[chosen].astype(out.dtype))
         return out
 
     return apply
 
 
-def _windows(call: Call) -> tuple[list[int], list[int], list[int]]:
-    """Of a scatter the dims of its operand that windows have, those of its updates that windows do
-    not have, and how long a window is in every dim of the operand."""
-    dims, rank = call.params["dimension_numbers"], len(call.types[0].shape)
+def window_sizes(dims: Mapping[str, Any], types: Sequence[TensorType]) -> list[int]:
+    """How long the windows of a scatter are in every dim of its operand."""
+    sizes = [1] * types[0].rank
     removed = (*dims["inserted_window_dims"], *dims["operand_batching_dims"])
-    window = [d for d in range(rank) if d not in removed]
-    updates = call.types[2].shape
-    sizes = [1] * rank
+    window = [d for d in range(len(sizes)) if d not in removed]
     for d, u in zip(window, dims["update_window_dims"], strict=True):
-        sizes[d] = updates[u]
-    return window, [d for d in range(len(updates)) if d not in dims["update_window_dims"]], sizes
+        sizes[d] = types[2].shape[u]
+    return sizes
 
 
 _COMBINE: dict[str, Callable[[Array, Any, Array], None]] = {

@@ -16,6 +16,7 @@ from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels.signatures.parameters import readable
 
 from .call import Array
+from .indexing import window_sizes
 
 Types = Sequence[TensorType]
 _MOST_PLACES = 4096
@@ -75,17 +76,12 @@ def keeping(
 def _form(params: Mapping[str, Any], types: Types) -> tuple[list[int], list[int], list[int]]:
     """Of a gather or scatter, dims of the indices that go with dims of the operand, the dims of the
     operand that indices are places of, and how long windows are in every dim of it."""
-    dims, rank = params["dimension_numbers"], len(types[0].shape)
+    dims = params["dimension_numbers"]
     if "slice_sizes" in params:
         batch = dims["start_indices_batching_dims"]
         return list(batch), list(dims["start_index_map"]), list(params["slice_sizes"])
-    removed = (*dims["inserted_window_dims"], *dims["operand_batching_dims"])
-    own = [d for d in range(rank) if d not in removed]
-    sizes = [1] * rank
-    for d, u in zip(own, dims["update_window_dims"], strict=True):
-        sizes[d] = types[2].shape[u]
     batch = dims["scatter_indices_batching_dims"]
-    return list(batch), list(dims["scatter_dims_to_operand_dims"]), sizes
+    return list(batch), list(dims["scatter_dims_to_operand_dims"]), window_sizes(dims, types)
 
 
 def _starts(params: Mapping[str, Any], types: Types, operands: Sequence[Array]) -> Array:

@@ -175,12 +175,8 @@ def value_named(graph: BlockGraph, name: str) -> int:
     raise GraphError(f"{what} this name", where=repr(name), hint=hint)
 
 
-def graph_lines(graph: BlockGraph, name: str) -> str:
-    """The lines of a program that a tensor occurs in."""
-    return "\n".join(_mentions(graph, value_named(graph, name)))
-
-
-def _mentions(graph: BlockGraph, value: int) -> Iterator[str]:
+def mentions(graph: BlockGraph, value: int) -> Iterator[str]:
+    """The lines of a program that a value occurs in, below its head."""
     head, *rest = graph_text(graph).splitlines()
     yield head
     for line in rest:
@@ -190,7 +186,7 @@ def _mentions(graph: BlockGraph, value: int) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """A value in a flat program, and the operation that is told of: it reads or makes the value at
     `port`, counted over its operands and results."""
 
@@ -201,7 +197,7 @@ class _Place:
     port: int
 
     @staticmethod
-    def of(program: FlatProgram, asked: Asked) -> _Place:
+    def of(program: FlatProgram, asked: Asked) -> Place:
         graph = program.bodies[0].graph
         value = value_named(graph, asked.name)
         flat = program.bodies[0].values[value]
@@ -215,7 +211,7 @@ class _Place:
             )
         instance = program.instances[using[asked.reader]]
         port = (*instance.inputs, *instance.outputs).index(flat)
-        return _Place(program, value, flat, InstanceId(using[asked.reader]), port)
+        return Place(program, value, flat, InstanceId(using[asked.reader]), port)
 
     def shown(self, flat: FlatId) -> str:
         """A value as the program's listing calls it; those that scheduling has added, by `·`."""
@@ -230,11 +226,11 @@ def _shapes_of(shapes: Sequence[MeshShape], _: Asked) -> Iterator[str]:
 def _forms_of(form: Form, asked: Asked) -> Iterator[str]:
     steps = "; ".join(f"{', '.join(s.rules)}: {s.made}" for s in form.steps) or "as given"
     yield steps
-    yield from _mentions(form.graph, value_named(form.graph, asked.name))
+    yield from mentions(form.graph, value_named(form.graph, asked.name))
 
 
 def _schedules_of(schedule: Schedule, asked: Asked) -> Iterator[str]:
-    place = _Place.of(schedule.program, asked)
+    place = Place.of(schedule.program, asked)
     maker = schedule.producer[place.flat]
     units = [*([maker] if maker >= 0 else []), *schedule.readers[place.flat]]
     if maker < 0:  # made and read inside one unit
@@ -248,30 +244,12 @@ def _networks_of(network: Any, asked: Asked) -> Iterator[str]:
     yield from _schedules_of(network.schedule, asked)
 
 
-def signature_lines(schedule: Schedule, asked: Asked) -> Iterator[str]:
-    """How an operation reads the tensor: its index space, and where each port lies in it."""
-    place = _Place.of(schedule.program, asked)
-    instance = schedule.program.instances[place.instance]
-    signature = instance.signature
-    dims = [d.name for d in signature.index]
-    yield f"{signature.kernel}: " + ", ".join(
-        f"{d.name} {d.size} {d.role}" for d in signature.index
-    )
-    for flat, type_, projection in zip(
-        (*instance.inputs, *instance.outputs),
-        (*signature.input_types, *signature.output_types),
-        (*signature.inputs, *signature.outputs),
-        strict=True,
-    ):
-        yield f"{place.shown(flat)}: {type_} at {projection.show(dims)}"
-
-
 _OF_SIGNATURE = ("kernel", "extent", "map-dim", "reduce-dim")
 _OF_PORT = ("tensor", "coefficient")
 
 
 def _encodings_of(encoding: Encoding, asked: Asked) -> Iterator[str]:
-    place = _Place.of(encoding.program, asked)
+    place = Place.of(encoding.program, asked)
     number = encoding.signature_of[place.instance]
     for name in (*_OF_SIGNATURE, *_OF_PORT):
         rows = [row for row in encoding.facts.get(name, []) if row[0] == number]
@@ -283,7 +261,7 @@ def _encodings_of(encoding: Encoding, asked: Asked) -> Iterator[str]:
 
 def _strategies_of(found: Saturated, asked: Asked) -> Iterator[str]:
     encoding = found.encoding
-    place = _Place.of(encoding.program, asked)
+    place = Place.of(encoding.program, asked)
     mesh, number = encoding.algebra.mesh, encoding.signature_of[place.instance]
     instance = encoding.program.instances[place.instance]
     reads = len(instance.inputs)
@@ -312,7 +290,7 @@ def _strategies_of(found: Saturated, asked: Asked) -> Iterator[str]:
 
 
 def _choices_of(choices: UnitChoices, asked: Asked) -> Iterator[str]:
-    place = _Place.of(choices.schedule.program, asked)
+    place = Place.of(choices.schedule.program, asked)
     unit = next(u for u, x in enumerate(choices.schedule.units) if place.instance in x.members)
     words = f"u{unit} has {len(choices.rows[unit])} rows"
     table = choices.copies.get(choices.schedule.program.types[place.flat])
@@ -345,7 +323,7 @@ def _more(count: int, what: str = "") -> Iterator[str]:
 
 def _maker(choices: UnitChoices, asked: Asked) -> tuple[UnitId, int]:
     """The unit that makes a tensor, or that holds what does, and which of its results it is."""
-    place = _Place.of(choices.schedule.program, asked)
+    place = Place.of(choices.schedule.program, asked)
     unit = choices.schedule.producer[place.flat]
     if unit < 0:
         raise GraphError(

@@ -94,7 +94,6 @@ HANDLES = Handles()
 
 @dataclass
 class _Encoder:
-    handles: Handles
     kernel: str = ""
 
     def encode(self, value: Any) -> Any:
@@ -128,7 +127,7 @@ class _Encoder:
         name = type(value).__name__
         if name in ENUMS and type(value) is _class(name):
             return {"$enum": [name, value.name]}
-        return self._handle(value)
+        return _handle(value)
 
     def _container(self, value: Any) -> Any:
         name = type(value).__name__
@@ -174,7 +173,7 @@ class _Encoder:
                 return {"$array": encode_array(np.asarray(value))}
             except (TypeError, ValueError, GraphError):
                 pass  # a key array, a tracer, or spread over several hosts
-        return self._handle(value)
+        return _handle(value)
 
     def _jaxpr(self, value: Any) -> Any:
         from .graph_documents import graph_document
@@ -186,8 +185,9 @@ class _Encoder:
         graph = block_graph(inner, consts, self.kernel, sources=False)
         return {"$jaxpr": graph_document(graph), "closed": closed}
 
-    def _handle(self, value: object) -> Any:
-        return {"$handle": self.handles.put(value)}
+
+def _handle(value: object) -> dict[str, int]:
+    return {"$handle": HANDLES.put(value)}
 
 
 def encode_params(params: Mapping[str, Any], kernel: str = "") -> dict[str, Any]:
@@ -197,22 +197,19 @@ def encode_params(params: Mapping[str, Any], kernel: str = "") -> dict[str, Any]
     computation on scalars that can be stored. What is not plain goes to the handles of
     this process.
     """
-    encoder = _Encoder(HANDLES, kernel)
+    encoder = _Encoder(kernel)
     dropped = _derived(kernel)
     kept = without_defaults(kernel, params)
     return {k: encoder.encode(v) for k, v in kept.items() if k not in dropped}
 
 
-def decode_params(
-    params: Mapping[str, Any], handles: Handles | None = None, kernel: str = ""
-) -> dict[str, Any]:
+def decode_params(params: Mapping[str, Any], kernel: str = "") -> dict[str, Any]:
     """What JAX wants in place of the plain `params`.
 
     Raises GraphError for a tag, class or member that is not accepted, and for a handle of another
     process.
     """
-    table = HANDLES if handles is None else handles
-    decoded = as_this_jax_asks(kernel, {k: decode(v, table) for k, v in params.items()})
+    decoded = as_this_jax_asks(kernel, {k: decode(v) for k, v in params.items()})
     for name, derive in _derived(kernel).items():
         decoded[name] = derive(decoded)
     return decoded
@@ -231,37 +228,37 @@ def _derived(kernel: str) -> dict[str, Callable[[dict[str, Any]], Any]]:
     return {"computation": computation}
 
 
-def decode(value: Any, handles: Handles) -> Any:
+def decode(value: Any) -> Any:
     """What JAX wants in place of one plain value."""
     if isinstance(value, list):
-        return tuple(decode(v, handles) for v in value)
+        return tuple(decode(v) for v in value)
     if not isinstance(value, dict):
         return value
     tag = next((k for k in value if k.startswith("$")), None)
     if tag is None:
-        return {k: decode(v, handles) for k, v in value.items()}
+        return {k: decode(v) for k, v in value.items()}
     if tag not in _DECODERS:
         raise GraphError(f"unknown tag {tag!r} in parameters")
     try:
-        return _DECODERS[tag](value, handles)
+        return _DECODERS[tag](value)
     except GraphError:
         raise
     except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as e:
         raise GraphError(f"{tag} in parameters is malformed: {e}") from e
 
 
-def _decode_record(value: dict[str, Any], handles: Handles) -> Any:
+def _decode_record(value: dict[str, Any]) -> Any:
     name = value["$class"]
     cls = _class(name) if isinstance(name, str) and name in RECORDS else None
     if cls is None:
         raise GraphError(f"class {name!r} is not accepted in parameters")
-    given = {k: decode(v, handles) for k, v in value.items() if k != "$class"}
+    given = {k: decode(v) for k, v in value.items() if k != "$class"}
     if set(given) - set(_fields(cls)):
         raise GraphError(f"{name} has no fields {sorted(set(given) - set(_fields(cls)))}")
     return cls(**given)
 
 
-def _decode_enum(value: dict[str, Any], handles: Handles) -> Any:
+def _decode_enum(value: dict[str, Any]) -> Any:
     name, member = value["$enum"]
     cls = _class(name) if isinstance(name, str) and name in ENUMS else None
     found = getattr(cls, "__members__", {}).get(member) if cls is not None else None
@@ -270,11 +267,11 @@ def _decode_enum(value: dict[str, Any], handles: Handles) -> Any:
     return found
 
 
-def _decode_dict(value: dict[str, Any], handles: Handles) -> Any:
-    return {decode(k, handles): decode(v, handles) for k, v in value["$dict"]}
+def _decode_dict(value: dict[str, Any]) -> Any:
+    return {decode(k): decode(v) for k, v in value["$dict"]}
 
 
-def _decode_jaxpr(value: dict[str, Any], handles: Handles) -> Any:
+def _decode_jaxpr(value: dict[str, Any]) -> Any:
     from .emit import closed_jaxpr
     from .graph_documents import graph_from_document
 
@@ -286,36 +283,36 @@ def _decode_jaxpr(value: dict[str, Any], handles: Handles) -> Any:
     return closed.jaxpr
 
 
-def _decode_tree(value: dict[str, Any], handles: Handles) -> Any:
+def _decode_tree(value: dict[str, Any]) -> Any:
     from tapestry_egg.graph.pytrees import decode_treedef
 
     return decode_treedef(value["$tree"])
 
 
-def _decode_float(value: dict[str, Any], handles: Handles) -> float:
+def _decode_float(value: dict[str, Any]) -> float:
     if value["$float"] not in ("nan", "inf", "-inf"):
         raise GraphError(f"{value['$float']!r} is not a float")
     return float(value["$float"])
 
 
-_DECODERS: dict[str, Callable[[dict[str, Any], Handles], Any]] = {
-    "$list": lambda v, h: [decode(x, h) for x in v["$list"]],
+_DECODERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "$list": lambda v: [decode(x) for x in v["$list"]],
     "$dict": _decode_dict,
-    "$frozenset": lambda v, h: frozenset(decode(x, h) for x in v["$frozenset"]),
+    "$frozenset": lambda v: frozenset(decode(x) for x in v["$frozenset"]),
     "$float": _decode_float,
-    "$int": lambda v, h: int(v["$int"]),
-    "$complex": lambda v, h: complex(*(decode(x, h) for x in v["$complex"])),
-    "$dtype": lambda v, h: decode_dtype(v["$dtype"]),
-    "$scalar_type": lambda v, h: decode_dtype(v["$scalar_type"]).type,
-    "$array": lambda v, h: decode_array(v["$array"]),
-    "$scalar": lambda v, h: decode_array(v["$scalar"])[()],
+    "$int": lambda v: int(v["$int"]),
+    "$complex": lambda v: complex(*(decode(x) for x in v["$complex"])),
+    "$dtype": lambda v: decode_dtype(v["$dtype"]),
+    "$scalar_type": lambda v: decode_dtype(v["$scalar_type"]).type,
+    "$array": lambda v: decode_array(v["$array"]),
+    "$scalar": lambda v: decode_array(v["$scalar"])[()],
     "$enum": _decode_enum,
     "$class": _decode_record,
-    "$primitive": lambda v, h: primitive(v["$primitive"]),
-    "$key_impl": lambda v, h: key_impl(v["$key_impl"]),
+    "$primitive": lambda v: primitive(v["$primitive"]),
+    "$key_impl": lambda v: key_impl(v["$key_impl"]),
     "$tree": _decode_tree,
     "$jaxpr": _decode_jaxpr,
-    "$handle": lambda v, h: h.get(v["$handle"]),
+    "$handle": lambda v: HANDLES.get(v["$handle"]),
 }
 
 

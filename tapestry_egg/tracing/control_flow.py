@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from tapestry_egg.graph.blockgraph import SCAN, BlockGraph, Operation
+from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE, BlockGraph, Operation
 from tapestry_egg.metakernels import registry
 
 _TREES = ("ft_in", "ft_out")
@@ -208,3 +208,87 @@ def switched(
     named = {name: f for names, f in zip(of, branches, strict=True) for name in names or ()}
     default = branches[-1] if of[-1] is None else None
     return lax.platform_dependent(*operands[1:], default=default, **named)
+
+
+# Jaxprs evaluated equation by equation, by whoever has another meaning for some of them.
+
+
+#: The results of a jaxpr, open or closed, for some arguments.
+Run = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
+def opened(callee: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its constants, for closed and open jaxprs of every version."""
+    return getattr(callee, "jaxpr", callee), tuple(getattr(callee, "consts", ()))
+
+
+def evaluated(
+    callee: Any,
+    arguments: Sequence[Any],
+    applied: Callable[[Any, list[Any]], Sequence[Any]],
+    constant: Callable[[Any, Any], Any] = lambda value, aval: value,
+) -> list[Any]:
+    """The results of a jaxpr, where `applied` gives those of an equation, and `constant` the value
+    of a constant from its own and its type."""
+    jaxpr, consts = opened(callee)
+    env: dict[Any, Any] = dict(zip(jaxpr.invars, arguments, strict=True))
+    for v, value in zip(jaxpr.constvars, consts, strict=True):
+        env[v] = constant(value, v.aval)
+
+    def read(atom: Any) -> Any:
+        return constant(atom.val, atom.aval) if hasattr(atom, "val") else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, applied(eqn, [read(v) for v in eqn.invars]), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def bound(primitive: Any, params: Mapping[str, Any], xs: Sequence[Any]) -> list[Any]:
+    """The results of a primitive with parameters as a jaxpr holds them."""
+    given = primitive.get_bind_params(dict(params))
+    functions, given = given if isinstance(given, tuple) else ((), given)
+    made = primitive.bind(*functions, *xs, **given)
+    return list(made) if primitive.multiple_results else [made]
+
+
+def controlled(kernel: str, params: Mapping[str, Any], xs: Sequence[Any], run: Run) -> Any:
+    """The results of a scan, loop or conditional whose jaxprs `run` evaluates; None for others."""
+    if kernel == SCAN:
+        return scanned(with_counts(params), lambda *ys: run(params["jaxpr"], ys), xs)
+    if kernel == COND:
+        branches = [lambda *ys, b=branch: list(run(b, ys)) for branch in params["branches"]]
+        return switched(params, branches, xs)
+    return _looped(params, xs, run) if kernel == WHILE else None
+
+
+def _looped(params: Mapping[str, Any], xs: Sequence[Any], run: Run) -> Any:
+    """A loop; of many examples, each with a verdict of its own, those that are done keep what they
+    carry."""
+    import jax.numpy as jnp
+    from jax import lax
+
+    n = params["cond_nconsts"]
+    m = n + params["body_nconsts"]
+    several = opened(params["cond_jaxpr"])[0].outvars[0].aval.shape
+
+    def verdict(carry: Sequence[Any]) -> Any:
+        return run(params["cond_jaxpr"], [*xs[:n], *carry])[0]
+
+    def step(carry: Sequence[Any]) -> list[Any]:
+        made = list(run(params["body_jaxpr"], [*xs[n:m], *carry]))
+        if not several:
+            return made
+        goes = verdict(carry)
+        rows = [goes.reshape(goes.shape + (1,) * (x.ndim - goes.ndim)) for x in made]
+        return [jnp.where(r, x, old) for r, x, old in zip(rows, made, carry, strict=True)]
+
+    goes_on = (lambda carry: jnp.any(verdict(carry))) if several else verdict
+    return lax.while_loop(goes_on, step, list(xs[m:]))
+
+
+def solver(params: Mapping[str, Any], xs: Sequence[Any]) -> tuple[Any, list[Any]]:
+    """The jaxpr that solves a `custom_linear_solve`, which is all that is left to compute, and what
+    it takes: its own constants and the right-hand sides."""
+    lengths = params["const_lengths"]
+    start = lengths.matvec + lengths.vecmat
+    return params["jaxprs"].solve, [*xs[start : start + lengths.solve], *xs[sum(lengths) :]]

@@ -13,7 +13,7 @@ from tapestry_egg.graph.arrays import decode_dtype, dtype_name
 from tapestry_egg.graph.blockgraph import BlockGraph, Operation, TensorType
 
 from .codec import decode_params, primitive
-from .control_flow import binds_counts, scanned
+from .control_flow import binds_counts, bound, scanned
 from .jaxprs import REGIONS
 from .plain import handles_in
 from .settings import plain_settings
@@ -102,7 +102,7 @@ def constant(array: np.ndarray, type_: TensorType) -> Any:
 
 
 def _evaluator(graph: BlockGraph) -> Callable[..., list[Any]]:
-    bound = [_bind(op, graph, i) for i, op in enumerate(graph.operations)]
+    every = [_bind(op, graph, i) for i, op in enumerate(graph.operations)]
     fences = _fences(graph)
 
     def run(*flat: Any) -> list[Any]:
@@ -110,7 +110,7 @@ def _evaluator(graph: BlockGraph) -> Callable[..., list[Any]]:
         for v, array in graph.constants.items():
             env[v] = constant(array, graph.values[v])
         fenced: dict[tuple[int, int], Any] = {}
-        for i, item in enumerate(bound):
+        for i, item in enumerate(every):
             op = item.operation
             if i in fences:
                 assert op.remat is not None
@@ -154,9 +154,7 @@ def _apply(item: _Bound, operands: Sequence[Any]) -> Sequence[Any]:
     try:
         if item.operation.is_scan and not binds_counts():
             return scanned(item.params, jaxpr_as_fun(item.params["jaxpr"]), operands)
-        bound = item.primitive.get_bind_params(dict(item.params))
-        functions, params = bound if isinstance(bound, tuple) else ((), bound)
-        results = item.primitive.bind(*functions, *operands, **params)
+        results = bound(item.primitive, item.params, operands)
     except _MALFORMED as e:
         if handles_in(item.operation.params):
             raise  # a callback's own exception
@@ -165,7 +163,6 @@ def _apply(item: _Bound, operands: Sequence[Any]) -> Sequence[Any]:
             where=item.where,
             hint="The graph may come from another version of JAX; trace the function again.",
         ) from e
-    results = list(results) if item.primitive.multiple_results else [results]
     if len(results) != len(item.types):
         raise GraphError(
             f"JAX gives {len(results)} results, the graph {len(item.types)}", where=item.where

@@ -43,12 +43,12 @@ from . import needless
 from .codec import encode_params, primitive, register_primitive
 from .constraints import KERNEL as CONSTRAINT
 from .constraints import check_layout_kept, constraint_of, one_device, with_devices
-from .control_flow import as_scan, rounds, with_counts
+from .control_flow import as_scan, opened, rounds, solver, with_counts
 from .counted import with_stacks
 from .fused_attention import missing_results, recognized
 from .known_places import KnownPlaces
 from .settings import DRAWS, check_settings_kept, partitionable, settings_of
-from .shard_maps import opened, over_dims_only, over_whole_arrays
+from .shard_maps import over_dims_only, over_whole_arrays
 
 #: Calls that disappear into their caller, and the parameter that holds the called jaxpr. The
 #: derivative rules of custom_jvp and custom_vjp calls have been used up when a program is traced.
@@ -218,11 +218,8 @@ class _Flattener:
             if branch is not None:
                 return self.inline(*opened(branch), inputs[1:], here)
         if kernel == "custom_linear_solve":
-            lengths, jaxprs = eqn.params["const_lengths"], eqn.params["jaxprs"]
-            # The solution is all that is left to compute: solve(its constants, right-hand sides).
-            start = lengths.matvec + lengths.vecmat
-            used = inputs[start : start + lengths.solve] + inputs[sum(lengths) :]
-            return self.inline(*opened(jaxprs.solve), used, here)
+            callee, used = solver(eqn.params, inputs)
+            return self.inline(*opened(callee), used, here)
         return self.mapped(eqn, inputs, here) if kernel == "shard_map" else None
 
     def placement(self, eqn: Any, inputs: list[int], here: _Context) -> Sequence[int] | None:

@@ -73,20 +73,20 @@ def finite(value: Any) -> Any:
     return value
 
 
-def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0) -> None:
+def check_plain(value: Any, where: str, level: int = 0) -> None:
     """Check that `value` is in plain form.
 
-    Raises GraphError with `where` extended by the path inside `value`. A handle is refused unless
-    `handles`, and so is what lies more than `MOST_LEVELS` deep; `level` is how deep `value` lies.
+    Raises GraphError with `where` extended by the path inside `value`, also for handles, and for
+    what lies more than `MOST_LEVELS` deep; `level` is how deep `value` lies.
     """
     if level > MOST_LEVELS:
         raise GraphError(f"more than {MOST_LEVELS} levels of lists and dicts", where=where)
     if isinstance(value, list):
         for i, v in enumerate(value):
-            check_plain(v, f"{where}[{i}]", handles=handles, level=level + 1)
+            check_plain(v, f"{where}[{i}]", level + 1)
     elif isinstance(value, dict):
         tag = _tag(value, where)
-        if tag == "$handle" and not handles:
+        if tag == "$handle":
             raise GraphError("a file cannot hold objects of another process", where=where)
         if tag == "$jaxpr":
             from .graph_documents import graph_from_document
@@ -96,7 +96,7 @@ def check_plain(value: Any, where: str, *, handles: bool = False, level: int = 0
         if tag is not None and (check := _TAGS[tag]) is not None and not check(value[tag]):
             raise GraphError(f"{value[tag]!r:.80} is not accepted in parameters", where=where)
         for k, v in value.items():
-            check_plain(v, f"{where}.{k}", handles=handles, level=level + 1)
+            check_plain(v, f"{where}.{k}", level + 1)
 
 
 def _tag(value: Mapping[str, Any], where: str) -> str | None:
@@ -177,7 +177,7 @@ _TAGS: dict[str, Callable[[Any], bool] | None] = {
     "$key_impl": lambda form: isinstance(form, str),
     "$tree": None,
     "$jaxpr": None,
-    "$handle": lambda form: type(form) is int,
+    "$handle": None,
 }
 
 

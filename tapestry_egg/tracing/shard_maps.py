@@ -12,9 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
-from tapestry_egg.graph.blockgraph import COND, SCAN, WHILE
-
-from .control_flow import scanned, switched, with_counts
+from .control_flow import bound, controlled, evaluated, opened
 from .settings import check_settings_kept, settings_of
 
 
@@ -37,10 +35,9 @@ def _whole(params: Any, outvars: Sequence[Any]) -> Callable[..., list[Any]]:
     mesh = params["mesh"]
     own = params.get("newly_manual_axes") or params.get("manual_axes") or mesh.axis_names
     sizes = {a: n for a, n in zip(mesh.axis_names, mesh.axis_sizes, strict=True) if a in own}
-    body, consts = opened(params["jaxpr"])
 
     def run(*blocks: Any) -> list[Any]:
-        return _run(body, consts, blocks)
+        return _run(params["jaxpr"], blocks)
 
     def whole(*operands: Any) -> list[Any]:
         takes = [_axes_of(s, x.ndim) for s, x in zip(params["in_specs"], operands, strict=True)]
@@ -71,21 +68,8 @@ _MESH_ORDER: ContextVar[tuple[str, ...]] = ContextVar("_MESH_ORDER", default=())
 # What every device runs, traced again without the types that say over which axes a value varies
 
 
-def opened(callee: Any) -> tuple[Any, Sequence[Any]]:
-    """A jaxpr and its constants, for closed and open jaxprs of every version."""
-    return getattr(callee, "jaxpr", callee), tuple(getattr(callee, "consts", ()))
-
-
-def _run(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
-    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-    env.update(zip(jaxpr.invars, arguments, strict=True))
-
-    def read(atom: Any) -> Any:
-        return atom.val if hasattr(atom, "val") else env[atom]
-
-    for eqn in jaxpr.eqns:
-        env.update(zip(eqn.outvars, _apply(eqn, [read(v) for v in eqn.invars]), strict=True))
-    return [read(v) for v in jaxpr.outvars]
+def _run(callee: Any, arguments: Sequence[Any]) -> list[Any]:
+    return evaluated(callee, arguments, _apply)
 
 
 def _apply(eqn: Any, xs: list[Any]) -> Sequence[Any]:
@@ -108,8 +92,9 @@ def _results(eqn: Any, xs: list[Any]) -> Sequence[Any]:
         from jax import lax
 
         return [lax.psum(x, params["axes"]) for x in xs]
-    if kernel in _CONTROL:
-        return _CONTROL[kernel](params, xs)
+    made: Sequence[Any] | None = controlled(kernel, params, xs, _run)
+    if made is not None:
+        return made
     if kernel in _OVER_SEVERAL and params.get("axis_index_groups") is None:
         axes = params["axis_name"]
         axes = axes if isinstance(axes, tuple) else (axes,)
@@ -127,12 +112,9 @@ def _results(eqn: Any, xs: list[Any]) -> Sequence[Any]:
     if callee is not None and params.get("differentiated"):
         return _recomputed(eqn, callee, xs)
     if callee is not None:
-        return _run(*opened(callee), xs)
+        return _run(callee, xs)
     kept = {k: None if k in ("sharding", "out_sharding") else v for k, v in params.items()}
-    bound = eqn.primitive.get_bind_params(kept)
-    functions, bound = bound if isinstance(bound, tuple) else ((), bound)
-    out = eqn.primitive.bind(*functions, *xs, **bound)
-    return list(out) if eqn.primitive.multiple_results else [out]
+    return bound(eqn.primitive, kept, xs)
 
 
 # Places that are asked for on the axes that the shard_map leaves to the compiler
@@ -161,8 +143,7 @@ def _recomputed(eqn: Any, callee: Any, xs: list[Any]) -> Sequence[Any]:
     import jax
 
     params = eqn.params
-    body, consts = opened(callee)
-    made = jax.make_jaxpr(lambda *ys: _run(body, consts, ys))(*xs)
+    made = jax.make_jaxpr(lambda *ys: _run(callee, ys))(*xs)
     jaxpr, constants = opened(made)
     kept = jaxpr.replace(
         constvars=[], invars=[*jaxpr.constvars, *jaxpr.invars], debug_info=jaxpr.debug_info
@@ -170,39 +151,6 @@ def _recomputed(eqn: Any, callee: Any, xs: list[Any]) -> Sequence[Any]:
     fence = params["prevent_cse"]
     fence = (False,) * len(constants) + fence if isinstance(fence, tuple) else fence
     return eqn.primitive.bind(*constants, *xs, **{**params, "jaxpr": kept, "prevent_cse": fence})
-
-
-def _scan(params: Any, xs: list[Any]) -> Sequence[Any]:
-    body, consts = opened(params["jaxpr"])
-    return scanned(with_counts(params), lambda *ys: _run(body, consts, ys), xs)
-
-
-def _while(params: Any, xs: list[Any]) -> Sequence[Any]:
-    from jax import lax
-
-    n, m = params["cond_nconsts"], params["cond_nconsts"] + params["body_nconsts"]
-    (test, test_consts), (body, consts) = (opened(params[p]) for p in ("cond_jaxpr", "body_jaxpr"))
-    final: list[Any] = lax.while_loop(
-        lambda carry: _run(test, test_consts, [*xs[:n], *carry])[0],
-        lambda carry: _run(body, consts, [*xs[n:m], *carry]),
-        xs[m:],
-    )
-    return final
-
-
-def _cond(params: Any, xs: list[Any]) -> Sequence[Any]:
-    def branch(callee: Any) -> Callable[..., list[Any]]:
-        return lambda *operands: _run(*opened(callee), operands)
-
-    chosen: list[Any] = switched(params, [branch(b) for b in params["branches"]], xs)
-    return chosen
-
-
-_CONTROL: Mapping[str, Callable[[Any, list[Any]], Sequence[Any]]] = {
-    SCAN: _scan,
-    WHILE: _while,
-    COND: _cond,
-}
 
 
 # Collectives over several axes at once, which vmap maps one axis at a time

@@ -168,7 +168,7 @@ def _missing(graph: BlockGraph, rows: Mapping[int, int], count: int) -> str:
     for p, dim in rows.items():
         type_ = graph.values[graph.inputs[p]]
         if type_.shape[dim] % count:
-            return f"{count} devices do not divide dim {dim} of {_path(graph, p)}, {type_}"
+            return f"{count} devices do not divide dim {dim} of {graph.input_paths[p]}, {type_}"
     return ""
 
 
@@ -176,16 +176,12 @@ def _layouts(graph: BlockGraph, rows: Mapping[int, int], count: int, sharded: bo
     """The layouts of arguments: the batch cut, and others whole or cut along their largest dim that
     the devices divide."""
     found: dict[str, tuple[str | None, ...]] = {}
-    for p, v in enumerate(graph.inputs):
+    for p, (path, v) in enumerate(zip(graph.input_paths, graph.inputs, strict=True)):
         shape = graph.values[v].shape
         dims = [d for d, n in enumerate(shape) if n % count == 0 and n]
         dim = rows.get(p, max(dims, key=lambda d: shape[d]) if sharded and dims else None)
-        found[_path(graph, p)] = tuple(["x" if d == dim else None for d in range(len(shape))])
+        found[path] = tuple(["x" if d == dim else None for d in range(len(shape))])
     return found
-
-
-def _path(graph: BlockGraph, place: int) -> str:
-    return graph.input_names[place] if graph.input_names else f"[{place}]"
 
 
 def _planned(
@@ -193,7 +189,7 @@ def _planned(
 ) -> Recipe:
     """The recipe with the fastest plan that fits, or else with the fastest."""
     graph = program.graph
-    names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
+    inputs, outputs = graph.input_paths, graph.output_paths
     asked = settings or Settings(work=2.0, front=False)
     asked = replace(asked, recompute=0, overlap=origin.machine.overlaps)
     error: ExtractError | None = None
@@ -203,7 +199,7 @@ def _planned(
                 program,
                 origin.machine,
                 limits=limits,
-                state={names[j]: _path(graph, i) for j, i in origin.feedback},
+                state={outputs[j]: inputs[i] for j, i in origin.feedback},
                 mesh_shapes=[mesh],
                 pins=recipe.layouts,
                 settings=asked,

@@ -297,9 +297,9 @@ def _searched(
     assert origin is not None
     if split_pins(graph, pins).inside:  # a program of its own, whose constants are as they are
         graph = replace(graph, prepared=None)
-    names = graph.output_names or tuple(f"[{j}]" for j in range(len(graph.outputs)))
-    inputs = graph.input_names or tuple(f"[{i}]" for i in range(len(graph.inputs)))
-    state: Mapping[str, str] = {names[j]: inputs[i] for j, i in origin.feedback}
+    state: Mapping[str, str] = {
+        graph.output_paths[j]: graph.input_paths[i] for j, i in origin.feedback
+    }
     settings = replace(settings, recompute=0, overlap=origin.machine.overlaps)
     within: Mapping[str, float | str] = {PEAK_BYTES.name: float(plan.costs.peak_bytes)}
     for limits in (within, None):

@@ -100,6 +100,9 @@ def test_only_meshes_with_the_axes_are_planned() -> None:
     halves = te.trace(lambda x: x * 2, jnp.zeros((4, 3)))
     pins = read_pins(halves.graph, {"[0]": ("x",)})
     assert [s.sizes for s in fitting(pins, shapes)] == [(2, 4), (4, 2)]
+    # A graph without names is pinned by numbers.
+    assert read_pins(replace(halves.graph, input_names=()), {"[0]": ("x",)}) == pins
+    assert replace(halves.graph, output_names=()).output_paths == ("[0]",)
 
 
 @pytest.mark.parametrize(

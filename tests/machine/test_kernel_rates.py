@@ -1,13 +1,9 @@
 """Rates of kernels from tables of measurements."""
 
-from pathlib import Path
-
 import pytest
 
-from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.costs import kernel_seconds, like_roofline
-from tapestry_egg.machine.tables import kernel_rates
-from tapestry_egg.machine.tables.kernel_rates import add_kernel_rates, kernel_rate
+from tapestry_egg.machine.tables.kernel_rates import kernel_rate
 from tapestry_egg.machine.target import load_target
 
 
@@ -50,31 +46,3 @@ def test_a_kernel_that_spills_waits_for_memory_beside_its_flops() -> None:
         work = like_roofline("nowhere_measured", None, 1e9, "float32", target, False, spilled)
         seconds = 1e9 / rate + spilled * 1e9 / target.hbm_bytes_per_second
         assert work / rate == pytest.approx(seconds)
-
-
-def test_a_users_own_table_counts_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_rates, "_ADDED", [])
-    own = tmp_path / "own.yaml"
-    own.write_text(
-        "flash_attention:\n  - {devices: [h100], dtype: bfloat16, at: [1, 128, 1], flops: 5e12}\n"
-    )
-    add_kernel_rates(own)
-    assert kernel_rate("flash_attention", (1, 128, 4096), "bfloat16", "h100") == 5e12
-    assert kernel_rate("flash_attention", (0, 128, 4096), "bfloat16", "h100") == 671e12
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ("{devices: [h100], dtype: bfloat16, at: [1]}", "'flops' is missing in a row"),
-        ("{devices: h100, dtype: bfloat16, at: [1], flops: 1}", "not a list"),
-        ("{devices: [h100], dtype: bfloat16, at: [1, 0], flops: 1}", "above 0"),
-        ("{devices: [h100], dtype: bfloat16, at: [x], flops: 1}", "not a number"),
-    ],
-)
-def test_malformed_rows_name_the_place(tmp_path: Path, row: str, says: str) -> None:
-    file = tmp_path / "bad.yaml"
-    file.write_text(f"flash_attention:\n  - {row}\n")
-    with pytest.raises(TargetError, match=says) as caught:
-        add_kernel_rates(file)
-    assert "bad.yaml:2:" in str(caught.value)

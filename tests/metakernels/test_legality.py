@@ -17,14 +17,11 @@ from hypothesis import given, settings
 from tapestry_egg.graph.blockgraph import TensorType
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import IndexDim, OperationSignature
-from tapestry_egg.metakernels.signatures.splits import (
-    Blocks,
-    legal_dims,
-    split,
-)
+from tapestry_egg.metakernels.signatures.splits import Blocks, split
 from tapestry_egg.zspace import Projection, ZSpaceError
 from tests.metakernels.brute_splits import brute
 from tests.metakernels.cases import CASES, FAMILY, application
+from tests.plans.plans import legal_dims
 
 # Random signatures, drawn so that every kind of answer is common
 

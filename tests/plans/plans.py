@@ -14,6 +14,7 @@ from tapestry_egg.graph.blockgraph import BlockGraph, Operation
 from tapestry_egg.graph.layout import Layout, MeshShape
 from tapestry_egg.metakernels import registry
 from tapestry_egg.metakernels.signatures.signature import OperationSignature
+from tapestry_egg.metakernels.signatures.splits import split
 from tapestry_egg.plans.collectives import after
 from tapestry_egg.plans.plan import BodyPlan, Change, Costs, Kept, Plan, Strategy
 from tests.extract.brute_ways import cut_layout, with_partials
@@ -276,3 +277,8 @@ def all_cuts(signature: OperationSignature, mesh: MeshShape) -> list[Strategy]:
         except Illegal:
             continue
     return found
+
+
+def legal_dims(signature: OperationSignature, parts: int) -> tuple[int, ...]:
+    """The index dims that may be cut into `parts`, each on its own."""
+    return tuple(d for d in range(len(signature.index)) if split(signature, {d: (parts,)}).legal)

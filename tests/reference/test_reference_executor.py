@@ -174,6 +174,24 @@ def test_loops_and_branches_with_their_bodies_in_shards() -> None:
         same(execute(graph, inputs, covers), f(*args), 1e-5)
 
 
+@pytest.mark.parametrize("mode", ["clip", "fill"])
+def test_windows_at_places_outside(mode: str) -> None:
+    reads = lax.GatherDimensionNumbers((1, 2), (), (0, 1))
+    writes = lax.ScatterDimensionNumbers((1, 2), (), (0, 1))
+
+    def fn(x: Array, i: Array, u: Array) -> Any:
+        read = lax.gather(x, i, reads, (2, 3), mode=mode)
+        return read, lax.scatter_add(x, i, u, writes, mode=mode)
+
+    places = np.array([[-2, 0], [0, 4], [3, 3], [5, 9], [4, -1]], np.int32)
+    x, updates = np.arange(42, dtype=F32).reshape(6, 7), np.arange(30, dtype=F32).reshape(5, 2, 3)
+    graph, inputs = traced(fn, x, places, updates)
+    wanted = jax.jit(fn)(x, places, updates)
+    same(execute(graph, inputs), wanted)
+    for seed in range(4):
+        same(execute(graph, inputs, random_covers(graph, random.Random(seed))), wanted)
+
+
 def test_a_scan_of_no_steps() -> None:
     args = (np.ones(3, F32), np.ones((0, 3), F32))
     graph, inputs = traced(lambda c, xs: lax.scan(lambda c, x: (c + x, c), c, xs), *args)

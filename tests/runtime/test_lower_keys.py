@@ -17,12 +17,11 @@ import tapestry_egg as te
 from tapestry_egg.errors import PlanError
 from tapestry_egg.extract.certify.legality import Illegal, check_layout
 from tapestry_egg.graph.layout import Layout
-from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.plans.collectives import apply
 from tapestry_egg.plans.plan import Change
 from tapestry_egg.runtime import compare, compile
 from tapestry_egg.tracing.trace import trace
-from tests.plans.plans import random_plan, signature_of
+from tests.plans.plans import legal_dims, random_plan, signature_of
 from tests.runtime.lowered import MESH, numbers, same
 
 KEYS = jax.random.split(jax.random.key(7), 8)

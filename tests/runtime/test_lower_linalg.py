@@ -14,10 +14,9 @@ import pytest
 from jax import lax
 
 import tapestry_egg as te
-from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.runtime import compile
 from tapestry_egg.tracing.trace import trace
-from tests.plans.plans import random_plan, signature_of
+from tests.plans.plans import legal_dims, random_plan, signature_of
 from tests.runtime.lowered import MESH, numbers, same
 
 #: Kernels that hold matrices, as opposed to what stands around them in a program.

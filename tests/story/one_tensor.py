@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from tapestry_egg.show.stages import Asked, graph_lines, signature_lines
+from tapestry_egg.show.stages import Asked, Place, mentions, value_named
 
 #: The tensor, by its path among the arguments.
 NAME = "[0]['up']"
@@ -73,11 +73,24 @@ class Story:
     # What the blocks of the page show that are no stages.
 
     def trace(self) -> str:
-        return graph_lines(self.program.graph, NAME)
+        graph = self.program.graph
+        return "\n".join(mentions(graph, value_named(graph, NAME)))
 
     def signature(self) -> str:
         (schedule, *_) = self.front.stages["schedules"].value
-        return "\n".join(signature_lines(schedule, Asked(NAME)))
+        place = Place.of(schedule.program, Asked(NAME))
+        instance = schedule.program.instances[place.instance]
+        signature = instance.signature
+        dims = [d.name for d in signature.index]
+        ports = zip(
+            (*instance.inputs, *instance.outputs),
+            (*signature.input_types, *signature.output_types),
+            (*signature.inputs, *signature.outputs),
+            strict=True,
+        )
+        index = ", ".join(f"{d.name} {d.size} {d.role}" for d in signature.index)
+        lines = (f"{place.shown(v)}: {type_} at {p.show(dims)}" for v, type_, p in ports)
+        return "\n".join([f"{signature.kernel}: {index}", *lines])
 
     def lower(self) -> str:
         import jax

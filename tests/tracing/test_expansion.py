@@ -18,10 +18,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir
 
 from tapestry_egg.graph.blockgraph import BlockGraph
-from tapestry_egg.metakernels.signatures.splits import legal_dims
 from tapestry_egg.runtime import compile
 from tapestry_egg.tracing.trace import trace
-from tests.plans.plans import random_plan, signature_of
+from tests.plans.plans import legal_dims, random_plan, signature_of
 from tests.runtime.lowered import MESH, numbers, same
 
 

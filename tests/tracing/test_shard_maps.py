@@ -102,7 +102,17 @@ def over_one(v: jax.Array, _: jax.Array) -> jax.Array:
     return lax.pmean(v, "i") + v * 2
 
 
-PROGRAMS = (product, scattered, softmax, exchanged, over_both, ring, controlled, over_one)
+@mapped((P("i"), P()), P("i"))
+def several(v: jax.Array, _: jax.Array) -> jax.Array:
+    """Loops run together that end after different numbers of rounds."""
+
+    def one(x: jax.Array) -> jax.Array:
+        return lax.while_loop(lambda x: x < 8, lambda x: x * x + 1, x)
+
+    return jax.vmap(jax.vmap(one))(v)
+
+
+PROGRAMS = (product, scattered, softmax, exchanged, over_both, ring, controlled, over_one, several)
 
 
 def gradient(a: jax.Array, b: jax.Array) -> Any:

@@ -15,15 +15,13 @@ from functools import cache
 from importlib import resources
 from itertools import pairwise
 from math import log
-from pathlib import Path
 
 import numpy as np
 
 from tapestry_egg.errors import TargetError
 from tapestry_egg.machine.tables.gemm import Amount, Convolved
-from tapestry_egg.yaml_nodes import YamlNode, compose_yaml_text, read_yaml_text
+from tapestry_egg.yaml_nodes import YamlNode, compose_yaml_text
 
-_ADDED: list[Mapping[str, tuple[Rate, ...]]] = []
 #: Dtypes that run as another one does.
 _LIKE = {"float16": "bfloat16", "uint32": "int32"}
 
@@ -42,7 +40,7 @@ def kernel_rate(kernel: str, at: Sequence[float] | None, dtype: str, device: str
     """Measured flop/s of a kernel at some coordinates; None where no table holds it."""
     if at is None:
         return None
-    return _rate(kernel, tuple(at), _LIKE.get(dtype, dtype), device, len(_ADDED))
+    return _rate(kernel, tuple(at), _LIKE.get(dtype, dtype), device)
 
 
 def convolution_rate(convolved: Convolved[Amount], dtype: str, device: str) -> Amount | None:
@@ -70,33 +68,21 @@ def _convolution_rate(form: float, channels: float, dtype: str, device: str) -> 
 
 def has_rates(kernel: str) -> bool:
     """Whether a kernel is a library's own somewhere."""
-    return any(kernel in table for table in (*_ADDED, _shipped()))
-
-
-def add_kernel_rates(path: str | Path) -> None:
-    """Read a file of your own, of the form of `machine/kernels/attention.yaml`; its rates count
-    before those that ship.
-
-    Raises TargetError, with file, line and column, for a malformed one.
-    """
-    _ADDED.append(_read(read_yaml_text(Path(path), TargetError, str(path)), str(path)))
+    return kernel in _shipped()
 
 
 @cache
-def _rate(kernel: str, at: tuple[float, ...], dtype: str, device: str, _files: int) -> float | None:
-    for table in (*reversed(_ADDED), _shipped()):
-        rows = [
-            r
-            for r in table.get(kernel, ())
-            if device in r.devices and r.dtype == dtype and len(r.at) == len(at)
-        ]
-        rows = [r for r in rows if not at or r.at[0] == at[0]]
-        for k in range(1, len(at) - 1):
-            nearest = min((abs(log(r.at[k] / at[k])) for r in rows), default=0.0)
-            rows = [r for r in rows if abs(log(r.at[k] / at[k])) == nearest]
-        if rows:
-            return _interpolated(sorted((r.at[-1], r.flops) for r in rows), at[-1])
-    return None
+def _rate(kernel: str, at: tuple[float, ...], dtype: str, device: str) -> float | None:
+    rows = [
+        r
+        for r in _shipped().get(kernel, ())
+        if device in r.devices and r.dtype == dtype and len(r.at) == len(at)
+    ]
+    rows = [r for r in rows if not at or r.at[0] == at[0]]
+    for k in range(1, len(at) - 1):
+        nearest = min((abs(log(r.at[k] / at[k])) for r in rows), default=0.0)
+        rows = [r for r in rows if abs(log(r.at[k] / at[k])) == nearest]
+    return _interpolated(sorted((r.at[-1], r.flops) for r in rows), at[-1]) if rows else None
 
 
 def _interpolated(points: Sequence[tuple[float, float]], at: float) -> float:

@@ -177,11 +177,6 @@ def split(signature: OperationSignature, cuts: Mapping[int, Sequence[int]]) -> S
     return Split(parts, tuple(inputs), tuple(outputs))
 
 
-def legal_dims(signature: OperationSignature, parts: int) -> tuple[int, ...]:
-    """The index dims that may be cut into `parts`, each on its own."""
-    return tuple(d for d in range(len(signature.index)) if split(signature, {d: (parts,)}).legal)
-
-
 class _Shards:
     """The boxes of index space that shards hold, and what they touch of a tensor."""
 
