@@ -198,6 +198,44 @@ def test_a_loss_takes_as_long_however_it_picks_the_label() -> None:
     assert max(seconds) < 1.01 * min(seconds)
 
 
+def padded(x: jax.Array, w: jax.Array, how: Any) -> jax.Array:
+    x = jnp.pad(x, ((0, 0), (1, 2), (2, 1), (0, 0)), constant_values=how) if how is not None else x
+    padding = "VALID" if how is not None else ((1, 2), (2, 1))
+    return jax.lax.conv_general_dilated(
+        x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+    )
+
+
+#: Two ways to write a program of matrices or images, and whether they are the same.
+WAYS: dict[str, tuple[Any, Any, bool]] = {
+    "rows scaled": (lambda a, b: jnp.diag(a[0]) @ b, lambda a, b: a[0][:, None] * b, True),
+    "columns scaled": (lambda a, b: b @ jnp.diag(a[0]), lambda a, b: b * a[0], True),
+    "a trace": (lambda a, b: jnp.trace(a @ b), lambda a, b: (a * b.T).sum(), True),
+    "a trace of turned": (lambda a, b: jnp.trace(a.T @ b), lambda a, b: (a * b).sum(), True),
+    "rows moved": (lambda a, b: jnp.diag(a[0, 1:], 1) @ b, lambda a, b: a[0][:, None] * b, False),
+    "beside a trace": (lambda a, b: jnp.trace(a @ b, 1), lambda a, b: (a * b.T).sum(), False),
+    "an image": (lambda a, b: padded(a, b, 0), lambda a, b: padded(a, b, None), True),
+    "an image in ones": (lambda a, b: padded(a, b, 1), lambda a, b: padded(a, b, None), False),
+}
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_diagonals_and_margins_take_as_long_however_they_are_written(name: str) -> None:
+    *ways, same = WAYS[name]
+    image = "image" in name
+    large = (struct(8, 64, 64, 64), struct(3, 3, 64, 64)) if image else (struct(2048, 2048),) * 2
+    books = load_books(DEFAULT_BOOKS)
+    found = [forms(graph_of(way, *large), books, H100) for way in ways]
+    seconds = [min(program_seconds(f.graph, H100) for f in own) for own in found]
+    assert not same or seconds[0] < 1.01 * seconds[1]
+    rules = {r for f in found[0] for r in f.rules if "diagonal" in r or "padded" in r}
+    assert bool(rules) == same
+    small = ((2, 8, 8, 3), (3, 3, 3, 4)) if image else ((6, 6), (6, 6))
+    inputs = [np.random.default_rng(k).normal(size=s).astype("f4") for k, s in enumerate(small)]
+    for form in forms(graph_of(ways[0], *(struct(*s) for s in small)), books, H100, least_gain=0.0):
+        np.testing.assert_allclose(run(form.graph, inputs)[0], ways[0](*inputs), 1e-4, 1e-5)
+
+
 SCANS = [(jax.lax.cumsum, False), (jax.lax.cumsum, True), (jax.lax.cummax, False)]
 
 
