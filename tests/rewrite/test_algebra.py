@@ -199,8 +199,8 @@ def test_a_loss_takes_as_long_however_it_picks_the_label() -> None:
 
 
 def padded(x: jax.Array, w: jax.Array, how: Any) -> jax.Array:
-    x = jnp.pad(x, ((0, 0), (1, 2), (2, 1), (0, 0)), constant_values=how) if how is not None else x
-    padding = "VALID" if how is not None else ((1, 2), (2, 1))
+    x = jnp.pad(x, ((0, 0), (1, 1), (1, 1), (0, 0)), constant_values=how) if how is not None else x
+    padding = "VALID" if how is not None else "SAME"
     return jax.lax.conv_general_dilated(
         x, w, (1, 1), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
     )
