@@ -168,7 +168,8 @@ def _exchanges(
     ports = zip(signature.inputs, signature.input_types, needs, strict=True)
     for p, (projection, tensor, layout) in enumerate(ports):
         if not any(layout.dims) or in_blocks(projection, tensor, layout, cuts, signature.extents):
-            found += _cut_out(signature, p, layout, cuts, mesh)
+            if signature.fusion == "kernel":
+                found += _cut_out(signature, p, layout, cuts, mesh)
             continue
         reach = reaches(signature, p, layout, cuts, mesh)
         local = list(layout.local_shape(tensor.shape, mesh))
@@ -203,13 +204,17 @@ def _cut_out(
     """The box that a device takes of operand p if it has more along some dim: kernels that go
     element by element, or add up, read it where it lies."""
     projection, tensor = signature.inputs[p], signature.input_types[p]
+    some = [
+        k
+        for k, axes in enumerate(layout.dims)
+        if not axes and any(a and c for a, c in zip(projection.matrix[k], cuts, strict=True))
+    ]
+    if not some:
+        return
     extents = [n // mesh.parts(c) for n, c in zip(signature.extents, cuts, strict=True)]
     held = layout.local_shape(tensor.shape, mesh)
     box = [min(n, b) for n, b in zip(held, projection.footprint(extents), strict=True)]
-    some = [k for k, axes in enumerate(layout.dims) if not axes and box[k] < held[k]]
-    whole = projection.footprint(signature.extents)
-    some = [k for k in some if box[k] < whole[k]]
-    if signature.fusion == "kernel" and some:
+    if any(box[k] < held[k] for k in some):
         nbytes = tensor.itemsize * prod(box)
         yield Exchange(p, some[0], (), 0, 0, 0, nbytes, dtype=tensor.dtype)
 
