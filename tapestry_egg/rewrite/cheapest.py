@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from tapestry_egg.graph.blockgraph import BlockGraph
 from tapestry_egg.machine.target import Target
-from tapestry_egg.metakernels import registry
-from tapestry_egg.metakernels.signatures.signature import OperationSignature
 from tapestry_egg.rewrite.terms.explore import BUDGET, Explored
 from tapestry_egg.rewrite.terms.rebuild import Rebuilt, Terms, as_written, cost_of, rebuild
 from tapestry_egg.rewrite.terms.requests import Applied
@@ -16,7 +14,6 @@ from tapestry_egg.schedule.one_device import least_seconds
 from tapestry_egg.work import Work
 
 from .folded_program import Folded, class_weights
-from .form import LEAST_GAIN
 
 #: Calls that it takes, per operation, to build a program anew and to price it. No measurement of
 #: the number is kept.
@@ -421,13 +418,8 @@ def _without(
         for c in picking[stack.pop()] - affected:
             affected.add(c)
             stack.append(c)
-    # What is not computed yet costs something, and may have no way to be.
-    needed = _needed(terms, roots, pick)
-    affected |= {
-        c
-        for c, nodes in enumerate(terms.nodes)
-        if c not in needed and all(n.signature >= 0 or n.operands for n in nodes)
-    }
+    # A class for which nothing has been chosen has no way to be computed yet.
+    affected |= {c for c, k in enumerate(pick) if k < 0}
     made = list(pick)
     extra: dict[int, float] = {}  # affected class -> seconds that it adds to what reads it
     waiting = sorted(affected - forbidden)
@@ -435,133 +427,24 @@ def _without(
         changed: set[int] = set()
         for c in waiting:
             ways = [
-                (sum(extra.get(d, 0.0) for d in n.operands) + cost_of(n, seconds), k)
+                (sum(extra.get(d, 0.0) for d in n.operands) + seconds[n.signature], k)
                 for k, n in enumerate(terms.nodes[c])
-                if (n.signature >= 0 or n.operands) and affected.isdisjoint(n.operands)
+                if n.signature >= 0 and affected.isdisjoint(n.operands)
             ]
             if ways:
-                own = c in needed and any(n.value >= 0 for n in terms.nodes[c])
+                own = any(n.value >= 0 for n in terms.nodes[c])
                 cost, made[c] = min(ways)
                 extra[c] = 0.0 if own else cost
                 changed.add(c)
         affected -= changed
         waiting = sorted({r for c in changed for r in readers[c]} & (affected - forbidden))
-    return made if affected.isdisjoint(_needed(terms, roots, made)) else None
-
-
-def _needed(terms: Terms, roots: Sequence[int], pick: Sequence[int]) -> set[int]:
-    """The classes that a choice computes or reads."""
     needed, stack = set(roots), list(roots)
     while stack:
         c = stack.pop()
-        for d in terms.nodes[c][pick[c]].operands:
+        if c in affected:
+            return None
+        for d in terms.nodes[c][made[c]].operands:
             if d not in needed:
                 needed.add(d)
                 stack.append(d)
-    return needed
-
-
-# Apart: the choice that joins and slices least.
-#
-# Devices that share a dim hold blocks of it. A slice of the dim, or a concatenation along it, cuts
-# across these, so that its rows are sent; on one device it may cost nothing. Products of each part
-# take about as long there, and send nothing.
-
-#: Programs that take so many times as long on one device may be the faster ones where devices share
-#: them.
-_LONGER = 1.1
-
-
-def apart(
-    graph: BlockGraph,
-    found: Cheapest,
-    target: Target,
-    price: Callable[[BlockGraph], float],
-    folded: Folded | None,
-    work: Work,
-    until: float,
-) -> Cheapest:
-    """Of the programs that the classes hold one that moves fewer pieces than the one that was
-    found, and takes little longer; else that one."""
-    terms, catalogue = found.explored.terms, found.explored.catalogue
-    best, moved = found, pieces_seconds(found.built.graph, target)
-    if moved < LEAST_GAIN * found.seconds:
-        return found
-    roots, most = terms.roots(graph), (work.units + until) / 2.0
-    least = [
-        least_seconds(a.signature, target) + piece_seconds(a.signature, target) for a in catalogue
-    ]
-
-    def judge(pick: list[int]) -> bool:
-        nonlocal best, moved
-        if work.units >= most:
-            return False
-        work.add(PER_OPERATION * len(graph.operations), 0)
-        built = rebuild(graph, terms, catalogue, pick)
-        if built is None:
-            return False
-        seconds, own = price(built.graph), pieces_seconds(built.graph, target)
-        if seconds + own >= best.seconds + moved or seconds > _LONGER * found.seconds:
-            return False
-        best, moved = replace(best, built=built, seconds=seconds, pick=list(pick)), own
-        return True
-
-    counts = class_weights(folded, terms) if folded else None
-    choose(terms, least, roots, judge, counts, work, most, best.pick)
-    groups = _joined_or_sliced(terms, catalogue, _needed(terms, roots, best.pick), target)
-    together = [sorted({c for classes in groups for c in classes})] if len(groups) > 1 else []
-    before = best
-    for classes in (*together, *groups):
-        trial = _without(terms, least, roots, best.pick, classes)
-        if trial is not None:
-            judge(trial)
-    if best is not before:
-        choose(terms, least, roots, judge, counts, work, most, best.pick)
-    return best
-
-
-def pieces_seconds(graph: BlockGraph, target: Target) -> float:
-    """What devices that share every dim would take to send what only moves pieces."""
-    made = [registry.signature_in(graph, op) for op in graph.operations]
-    return sum([piece_seconds(signature, target) for signature in made])
-
-
-def piece_seconds(signature: OperationSignature, target: Target) -> float:
-    """The same of one operation."""
-    n = target.devices
-    parts = 0 < signature.takes_apart < n or 0 < signature.puts_together < n
-    if not target.levels or not (parts or signature.pieces >= n):
-        return 0.0
-    return signature.output_bytes / target.levels[-1].full_bytes_per_second
-
-
-def _joined_or_sliced(
-    terms: Terms, catalogue: Sequence[Applied], needed: Collection[int], target: Target
-) -> list[list[int]]:
-    """Values that are joined of others or of few parts, and those that kernels make of which all
-    readers read pieces or parts, those of one signature together; what rules join besides goes with
-    each."""
-    moves = [piece_seconds(a.signature, target) > 0.0 for a in catalogue]
-    joins = [
-        m and (len(a.inputs) > 1 or a.signature.puts_together > 0)
-        for m, a in zip(moves, catalogue, strict=True)
-    ]
-    sliced: dict[int, bool] = {}
-    joined: list[int] = []
-    for c, nodes in enumerate(terms.nodes):
-        for n in nodes:
-            for d in n.operands if n.value >= 0 else ():
-                sliced[d] = sliced.get(d, True) and n.signature >= 0 and moves[n.signature]
-        if all(n.value < 0 for n in nodes):
-            own = [joins[n.signature] and len(n.operands) > 1 for n in nodes]
-            joined += [c] * any(own)
-    found: dict[int, list[int]] = {}
-    for c in sorted(needed):
-        for n in terms.nodes[c]:
-            if n.value < 0 or n.signature < 0:
-                continue
-            kernel = catalogue[n.signature].signature.fusion == "kernel"
-            if joins[n.signature] or (kernel and sliced.get(c, False)):
-                found.setdefault(n.signature, []).append(c)
-    order = sorted(found, key=lambda s: (-catalogue[s].output.nbytes * len(found[s]), s))
-    return [sorted({*found[s], *joined}) for s in order]
+    return made

@@ -28,7 +28,7 @@ from tapestry_egg.rules.language.book import PROGRAM_RULESETS, Rule, RuleBook
 from tapestry_egg.schedule.one_device import least_seconds, program_seconds, region_shares
 from tapestry_egg.work import Work
 
-from .cheapest import PER_OPERATION, Cheapest, apart, cheapest
+from .cheapest import PER_OPERATION, Cheapest, cheapest
 from .derivation import derive, digest
 from .extractions import Extracted, Extraction, extractions, without_twins
 from .folded_program import Folded, fold, unfold
@@ -95,9 +95,6 @@ def forms(
     faster = _faster(held, least_gain, 1 if inner else FASTER)
     if not faster.seconds:  # nothing computes, so nothing can be saved
         return (faster.given,)
-    shared = _apart(held, faster)
-    if inner:  # a region has one form
-        faster = replace(faster, forms=(*shared, *faster.forms))
     if inner or folded or not room:
         unseen = held.has_choices if inner else room > 0
         found = (_told(faster.given, unseen=unseen or faster.given.left.unseen), *faster.forms)
@@ -105,9 +102,6 @@ def forms(
         found = _with_others(held, faster, room)
     # Of all kernels those that keep no scores alone may take longer and store less.
     blocks = any(a.signature.blocks is not None for a in held.explored.catalogue)
-    if not inner:
-        same = {digest(f.graph) for f in found}
-        found = (*found, *[f for f in shared if digest(f.graph) not in same])
     if not lean or not blocks:
         return found
     if held.is_late:
@@ -204,12 +198,6 @@ class _Held:
         """The same where what stands counts most, from the one on that takes least."""
         return self._cheapest(self.explored, _PASSES, fastest.pick)
 
-    def apart(self, fastest: Cheapest) -> Cheapest:
-        """The same where devices send pieces, from the one on that takes least."""
-        return apart(
-            self.small, fastest, self.target, self.price, self.folded, self.work, self.until
-        )
-
     def is_proven(self, built: Rebuilt) -> bool:
         """Whether a graph follows from the one given, as it must where a file is read."""
         return self.follows(Form(built.graph, built.rules))
@@ -303,21 +291,6 @@ def _faster(held: _Held, least_gain: float, most: int) -> _Faster:
         slight=inner.left.slight + len({round(f.seconds / least, 6) for f in slight}),
     )
     return _Faster(told, few, least, best)
-
-
-def _apart(held: _Held, faster: _Faster) -> tuple[Form, ...]:
-    """The form of a program that moves fewer pieces than the one that takes least on one device."""
-    if held.target.devices == 1 or held.is_late:
-        return ()
-    found = held.apart(faster.best)
-    if found.pick == faster.best.pick:
-        return ()
-    built, steps = _whole(held.inner.graph, held.folded, found)
-    names = tuple(sorted({*held.inner.rules, *built.rules}))
-    form = Form(built.graph, names, faster.given.saturated, (*held.inner.steps, *steps), extra=True)
-    if digest(form.graph) in {digest(f.graph) for f in (faster.given, *faster.forms)}:
-        return ()
-    return (form,) if held.follows(form) else ()
 
 
 def _leanest(held: _Held, faster: _Faster, known: Sequence[Form]) -> tuple[Form, ...]:

@@ -22,9 +22,6 @@ from .flatten import FlatProgram, Instance
 #: A producer this many times smaller than what it expands to is cheaper to repeat than to store: a
 #: reader then reads a quarter of the bytes at most. No measurement of the number is kept.
 EXPANSION = 4
-#: What a view takes apart into fewer parts than this exists in memory: devices cannot share the dim
-#: by parts, so that a reader may want another layout than the view gives (x·w, w as [n, 3, m]).
-FEW_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -88,8 +85,7 @@ def fuse(program: FlatProgram) -> list[Unit]:
             asked = instances[i].signature.means == "layout"
             unit_of[i] = len(roots)
             roots.append(i)
-            few = _takes_apart_few(instances[i].signature)
-            inline[i] = not instances[i].port and fusion in _LOOPS and not (asked or few)
+            inline[i] = not instances[i].port and fusion in _LOOPS and not asked
     members: dict[int, list[InstanceId]] = defaultdict(list)
     for i, u in enumerate(unit_of):
         members[u].append(InstanceId(i))
@@ -205,14 +201,8 @@ def _may_fuse(signature: OperationSignature) -> bool:
     known: bool | None = signature.__dict__.get("_may_fuse")
     if known is None:
         apart = signature.means == "layout" or signature.dilates or _collapses(signature)
-        apart = apart or _takes_apart_few(signature)
         known = signature.__dict__["_may_fuse"] = signature.fusion in _INNER and not apart
     return known
-
-
-def _takes_apart_few(signature: OperationSignature) -> bool:
-    """Whether a view takes a dim apart into few parts, each larger than their number."""
-    return 0 < signature.takes_apart < FEW_PARTS
 
 
 def _is_written_into(program: FlatProgram, i: int, r: int) -> bool:

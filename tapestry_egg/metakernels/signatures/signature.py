@@ -343,33 +343,6 @@ class OperationSignature:
         return any(d.role == "reduce" for d in self.index)
 
     @cached_property
-    def pieces(self) -> int:
-        """The elements of the longest dim along which it moves pieces: an operand has more or fewer
-        there than the index dim that reads it, and nothing is computed (slices, concatenations,
-        pads). 0 for all else."""
-        if self.fusion == "kernel" or self.whole_flops:
-            return 0
-        moved = [
-            max(size, sum(a * n for a, n in zip(row, self.extents, strict=True)))
-            for p, t in zip(self.inputs, self.input_types, strict=True)
-            for row, size in zip(p.matrix, t.shape, strict=True)
-            if sum(map(bool, row)) == 1
-            and sum(a * n for a, n in zip(row, self.extents, strict=True)) != size
-        ]
-        return max(moved, default=0)
-
-    @cached_property
-    def takes_apart(self) -> int:
-        """Into how many parts, each of more elements, a view takes a dim of its operand apart: the
-        fewest; 0 if it does not."""
-        return _fewest_parts(self.inputs, self.extents) if self.fusion == "view" else 0
-
-    @cached_property
-    def puts_together(self) -> int:
-        """The same of the parts that a view makes a dim of its result of."""
-        return _fewest_parts(self.outputs, self.extents) if self.fusion == "view" else 0
-
-    @cached_property
     def keeps_fills(self) -> bool:
         """Whether outputs hold one number everywhere where every operand does: it computes the same
         at every index point, and of nothing but operands."""
@@ -697,15 +670,3 @@ def carried_type(type_: TensorType) -> TensorType:
     if name.startswith("float4"):
         return TensorType(shape, "uint32")  # by way of float32, which has all of them
     return TensorType(shape, f"uint{type_.itemsize * 8}")
-
-
-def _fewest_parts(projections: Sequence[Projection], extents: Sequence[int]) -> int:
-    """The least extent of an index dim that is the most major of several digits of a tensor dim,
-    and less than what the others are together; 0 if there is none."""
-    few = []
-    for row in [row for p in projections for row in p.matrix]:
-        digits = [(a, n) for a, n in zip(row, extents, strict=True) if a > 0 and n > 1]
-        step, count = max(digits, default=(0, 0))
-        if len(digits) > 1 and count < step:
-            few.append(count)
-    return min(few, default=0)
