@@ -3,7 +3,7 @@
 Planning makes many objects, of which nearly all live until it ends or are freed by their counts.
 Each time that they have grown by some, Python looks through every object of the process, those of
 JAX and of the user's libraries included: that took up to a quarter of a first call, and freed
-nothing. The youngest objects are looked through more rarely, too: of more at once, more are dead.
+nothing. The youngest objects are looked through more rarely, too: more of them are free by then.
 """
 
 from __future__ import annotations

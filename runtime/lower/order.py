@@ -455,8 +455,8 @@ def _held(
 
     All that it collects from other devices (`moved`), so that no copy exists before its time; else
     what is in memory anyway, or what a kernel made (`made`) of which an operand is computed on the
-    fly, inside the kernels that read it, else what is stored: a barrier on such an operand makes it
-    exist. Nor is it an argument any more behind one, as XLA wants a bias that products add.
+    fly, inside the kernels that read it: a barrier on such an operand makes it exist. Else what is
+    stored. Nor is it an argument any more behind one, as XLA wants a bias that products add.
     """
     ready = [f for f in outside if f.value in solid]
     below = [replace(f, value=u) for f in outside for u in sources.get(f.value, ()) if u in made]

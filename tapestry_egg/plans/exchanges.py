@@ -84,7 +84,7 @@ class Exchange:
 
     @property
     def is_rows(self) -> bool:
-        """Whether rows are sent, and not states."""
+        """Whether rows are sent, not states, and no box is cut out."""
         return bool(self.low or self.high)
 
     @property
@@ -202,7 +202,7 @@ def _cut_out(
     signature: OperationSignature, p: int, layout: Layout, cuts: Cuts, mesh: MeshShape
 ) -> Iterator[Exchange]:
     """The box that a device takes of operand p if it has more along some dim: kernels that go
-    element by element, or add up, read it where it lies."""
+    element by element, or add up, read it where it lies; others read arrays, a copy."""
     projection, tensor = signature.inputs[p], signature.input_types[p]
     some = [
         k
