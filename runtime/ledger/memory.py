@@ -78,8 +78,8 @@ def held(
     read that is made element by element of one array, of floats of 32 bits or less. If `all` is
     fused, as compilers may, nothing is stored because several kernels read it. Branches and
     products with a vector then compute what they read, and reductions of few elements are made
-    where they are read. If `none` is, every
-    value has an array of its own, which shares no place, and so has what such a product sums.
+    where they are read. If `none` is, every value has an array of its own, which shares no place,
+    and so has what such a product sums.
     """
     own = Held(program, region, library, fused)
     places, left = places_of(own, donated), set(region.inputs)
